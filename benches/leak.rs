@@ -1,8 +1,8 @@
-//! How fast streams are looked through, whole: what is fed is queued, searched in every reading and given out.
+//! Measures the throughput and latency of stream scanning: input is queued, searched in every reading and returned.
 //!
-//! `cargo bench --bench leak` prints tables; a word behind `--` picks those of that name (`throughput`,
-//! `pieces`, `build`, `latency`). Every figure is the median of seven runs over the same bytes, with the
-//! lowest and the highest; the other engine and a plain copy are measured between those runs.
+//! `cargo bench --bench leak` prints tables; a word after `--` selects the tables of that name (`throughput`, `pieces`,
+//! `build`, `latency`). Every figure is the median of seven runs over the same bytes, with the lowest and the highest.
+//! The other engine and a plain copy are measured between those runs.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
 
@@ -65,7 +65,7 @@ impl Random {
     }
 }
 
-/// Credentials as they are given out: a prefix of their kind, then 20 to 128 bytes in all.
+/// Returns realistic credentials: the prefix of their kind, then 20 to 128 bytes in all.
 fn values(n: usize) -> Vec<Vec<u8>> {
     let mut random = Random(42);
     let mut one = |_| {
@@ -83,7 +83,7 @@ fn matcher(values: &[Vec<u8>]) -> Arc<Matcher> {
     Arc::new(Matcher::new(values.map(|(at, value)| Value::new(whose(at), value).with_halves(Strength::of(value)))))
 }
 
-/// As the index has them: plain, in base64 at three alignments, in hex.
+/// Returns the patterns of the index: plain, in base64 at three alignments, in hex.
 fn patterns(values: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = values.iter().flat_map(|value| forms(value)).collect();
     all.sort_unstable();
@@ -101,7 +101,7 @@ fn forms(value: &[u8]) -> Vec<Vec<u8>> {
     vec![value.to_vec(), aligned(0), aligned(1), aligned(2), hex]
 }
 
-/// All kinds of data, by name.
+/// Returns all kinds of data, by name.
 fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
     let mut random = Random(7);
     let bytes: Vec<u8> = std::iter::repeat_with(|| random.next().to_le_bytes()[4]).take(SIZE).collect();
@@ -110,7 +110,7 @@ fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
         let value = random.pick(values);
         let forms = forms(value);
         let form = random.pick(&forms);
-        // Half of a value would be found.
+        // Half of a value would be a find.
         [&form[..form.len() / 2 - 2], b"~"].concat()
     })
     .take(SIZE / 40)
@@ -152,7 +152,7 @@ fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
     rows.into_iter().map(|(name, data)| (name, fit(data))).collect()
 }
 
-/// Exactly as much as is measured.
+/// Repeats or truncates the data to the measured size.
 fn fit(mut data: Vec<u8>) -> Bytes {
     while data.len() < SIZE {
         data.extend_from_within(..data.len().min(SIZE - data.len()));
@@ -204,7 +204,7 @@ const WORDS: [&str; 40] = [
     "pass",
 ];
 
-/// A sentence of what a model writes.
+/// Returns a sentence as a model might write it.
 fn sentence(random: &mut Random) -> String {
     let words: Vec<&str> = (0..6 + random.below(14)).map(|_| *random.pick(&WORDS)).collect();
     match random.below(12) {
@@ -255,7 +255,7 @@ fn source(random: &mut Random) -> Vec<u8> {
     out
 }
 
-/// Server-sent events of about 120 bytes.
+/// Returns server-sent events of about 120 bytes.
 fn events(random: &mut Random) -> Vec<Vec<u8>> {
     let mut size = 0;
     let mut out = Vec::new();
@@ -285,7 +285,7 @@ impl std::fmt::Display for Rate {
     }
 }
 
-/// Runs all in turn, so that what else the machine does meets all alike.
+/// Alternates between the runners, so that other load on the machine affects all of them.
 fn race<const N: usize>(size: usize, runners: [&mut dyn FnMut(); N]) -> [Rate; N] {
     let mut times: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
     let mut runners = runners;
@@ -364,7 +364,7 @@ impl Subject {
         }
     }
 
-    /// By kind of data, in pieces of 16 KiB.
+    /// Measures the rates by kind of data, in pieces of 16 KiB.
     fn throughput(&self, n: usize, values: &[Vec<u8>]) {
         println!("\n{n} credentials, {SIZE} bytes in pieces of 16 KiB; MB/s");
         println!("{:22}{:>20}{:>20}{:>20}{:>20}{:>8}", "", "Redactor", "Hold", "daachorse", "copy", "ratio");
@@ -384,7 +384,7 @@ impl Subject {
         }
     }
 
-    /// By how the data are cut.
+    /// Measures the rates by size of the pieces.
     fn pieces(&self, n: usize, values: &[Vec<u8>]) {
         println!("\n{n} credentials, by size of pieces; MB/s");
         println!("{:30}{:>20}{:>20}{:>20}{:>20}", "", "Redactor", "Hold", "daachorse", "copy");
@@ -406,7 +406,7 @@ impl Subject {
     }
 }
 
-/// How long an index takes to build, and what stays in memory.
+/// Measures the time to build an index, and the memory that it keeps.
 fn build() {
     println!("\nbuild; median of seven");
     for n in [10, 1000] {
@@ -441,14 +441,14 @@ fn build() {
     }
 }
 
-/// Bytes of memory in use.
+/// Returns the resident memory, in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse().map_or(0, |kib: usize| kib * 1024)
 }
 
-/// The delay that a sender of events sees: from an event's arrival until all of it may be sent on.
+/// Measures the delay that a sender of events sees: from an event's arrival until all of it may be forwarded.
 fn latency(n: usize, matcher: &Arc<Matcher>) {
     println!("\n{n} credentials, one event of about 120 bytes at a time; nanoseconds until it may go on");
     let events: Vec<Bytes> = events(&mut Random(9)).into_iter().map(Bytes::from).collect();

@@ -1,4 +1,4 @@
-//! How fast a pack is read, whole: YAML, every schema compiled, every template checked.
+//! Measures the time to read a complete pack: YAML, the compilation of every schema, and the check of every template.
 //!
 //! `cargo bench --bench pack` prints the median of its reads, with the fastest and the slowest.
 

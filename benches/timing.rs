@@ -1,14 +1,14 @@
-//! Whether the time that a scan takes tells how far a guess is right.
+//! Measures whether the duration of a scan reveals how much of a guess is right.
 //!
-//! `cargo bench --bench timing` plays a sandbox that knows the beginning of a value and tries what comes next: for each
-//! guess it sends compressed bodies that decode to nothing but the guess, again and again, and measures how long they
-//! take. It does so for values of its own task, of another task, and for its token. A word behind `--` picks rows by
-//! name; `BODIES`, `GUESSES` and `MEGABYTES` in the environment change the size.
+//! `cargo bench --bench timing` plays a sandbox that has the beginning of a value and tries the next characters: for
+//! each guess it repeatedly sends compressed bodies that decode to nothing but the guess, and measures their duration.
+//! It does so for values of its own task, of another task, and for its token. A word after `--` selects rows by name;
+//! `BODIES`, `GUESSES` and `MEGABYTES` in the environment change the size.
 //!
-//! Printed for each row: the time of a body with the right guess (the sum of the rounds' medians) as a ratio to that of
-//! the wrong ones, how many standard deviations of the wrong guesses' times that is off, its rank among all guesses (1 is the slowest), and in how
-//! many of 25 rounds, each with another value, the right guess was the slowest or the fastest. By chance that is
-//! 25 in as many as there are guesses.
+//! Each row shows the time of a body with the right guess (the sum of the rounds' medians) as a ratio to that of the
+//! wrong ones, the difference in standard deviations of the wrong guesses' times, the rank among all guesses (1 is the
+//! slowest), and the number of rounds, out of 25 with a different value each, in which the right guess was the slowest
+//! or the fastest. The number expected by chance is 25 divided by the number of guesses.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::indexing_slicing)]
 
@@ -52,11 +52,11 @@ struct Size {
     bytes: usize,
 }
 
-/// How a guess stands in a body.
+/// The encoding of a guess in a body.
 #[derive(Clone, Copy)]
 enum Text {
     Plain,
-    /// With an escape now and then, so that it is read in several ways.
+    /// With some escapes, so that the scanner reads it in several ways.
     Escaped,
     Hex,
 }
@@ -85,7 +85,7 @@ fn row(name: &str, whose: &str, how: (usize, Text), size: &Size) {
     let (mut sums, mut slowest, mut fastest) = (vec![0.0; size.guesses], 0, 0);
     for _ in 0..ROUNDS {
         // The right guess is the first; the order in which they are tried changes with each body.
-        let times = round(whose, how, size, each);
+        let times = median_times(whose, how, size, each);
         let right = times[0];
         slowest += usize::from(times[1..].iter().all(|wrong| right > *wrong));
         fastest += usize::from(times[1..].iter().all(|wrong| right < *wrong));
@@ -102,8 +102,8 @@ fn row(name: &str, whose: &str, how: (usize, Text), size: &Size) {
     );
 }
 
-/// The median of the seconds that a body takes, for each guess.
-fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) -> Vec<f64> {
+/// Returns the median of the seconds that a body takes, for each guess.
+fn median_times(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) -> Vec<f64> {
     let value = random(40);
     let other = random(40);
     let credential = ValueOwner::Credential(CredentialName::new("KEY"));
@@ -138,7 +138,7 @@ fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) ->
     times.iter().map(|times| times[times.len() / 2]).collect()
 }
 
-/// Seconds that it takes to look through a coded body.
+/// Returns the seconds that the scan of an encoded body takes.
 fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
     let bounds = DecodeLimits { total: u64::MAX, ratio: u64::MAX };
     let began = Instant::now();

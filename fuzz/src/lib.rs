@@ -1,4 +1,4 @@
-//! Fuzz targets. The first bytes of each input choose how it is cut.
+//! Fuzz targets. The first bytes of each input determine how it is split.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,20 +10,20 @@ use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
 
-/// The values to find: one of each kind of character, and one that is half of another.
+/// The values to find: one with each kind of character, and one that is half of another.
 pub const VALUES: [&[u8]; 3] = [b"ghp_0123456789abcdefghij", b"s3cr3t/+? value", b"s3cr3t/+? value of another"];
 
 static MATCHER: LazyLock<Arc<Matcher>> =
     LazyLock::new(|| Arc::new(Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)))));
 
-/// A target, and inputs to begin with.
+/// A target: its name, its function, and its initial inputs.
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
 /// All targets.
 pub const TARGETS: [Target; 4] =
     [("coding", coding, codings), ("hello", hello, hellos), ("scan", scan, texts), ("websocket", websocket, frames)];
 
-/// Cuts what is left of an input by what its first bytes say.
+/// Splits the rest of an input as its first bytes determine.
 fn cut(data: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     let (head, text) = data.split_at(data.len().min(4));
     let mut pieces = Vec::new();
@@ -72,8 +72,8 @@ fn sent(pieces: &[&[u8]], pausing: bool) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// True if a value stands in a text as it is, or in base64 or hex. Line breaks are left out, and the blanks behind them: a
-/// line may be indented, and whether a blank there belongs to the value cannot be told.
+/// Returns true if a text contains a value in plain text, base64 or hex. Line breaks and the whitespace after them are
+/// ignored, because indentation cannot be distinguished from whitespace of the value.
 fn holds_a_value(text: &[u8]) -> bool {
     let mut is_indented = false;
     let counts = |byte: &u8| {
@@ -90,7 +90,7 @@ fn holds_a_value(text: &[u8]) -> bool {
     })
 }
 
-/// Streams are looked through alike wherever they are cut, keep their length and lose their values.
+/// The result of a scan does not depend on how a stream is split; it keeps the length and removes the values.
 pub fn scan(data: &[u8]) {
     let (pieces, text) = cut(data);
     let (whole, found) = redacted(&[text], false);
@@ -104,11 +104,11 @@ pub fn scan(data: &[u8]) {
     for sent in [sent(&[text], false), sent(&pieces, false)] {
         assert_eq!(sent.as_deref(), (!has).then_some(text));
     }
-    // A pause within a value is a find as well.
+    // A pause within a value is a find too.
     assert!(!has || sent(&pieces, true).is_none());
 }
 
-/// Decoders keep to their bounds, and give out the same wherever what is coded is cut.
+/// Decoders respect their limits, and their output does not depend on how the input is split.
 pub fn coding(data: &[u8]) {
     let Some((kinds, data)) = data.split_first() else { return };
     let kind = |bits: u8| match bits & 7 {
@@ -135,7 +135,7 @@ pub fn coding(data: &[u8]) {
                 if !goes_on {
                     break;
                 }
-                // One coding may have to hand on nothing to the other, but not again and again.
+                // One decoder may have no output for the next, but not repeatedly.
                 idle = if out.is_empty() && rest.len() == before { idle + 1 } else { 0 };
                 assert!(idle < 16, "it goes on without an end");
             }
@@ -147,7 +147,7 @@ pub fn coding(data: &[u8]) {
     assert_eq!(whole, parts);
 }
 
-/// Frames pass or are refused alike wherever they are cut, and what passes says no value.
+/// Whether frames pass does not depend on how they are split, and forwarded frames contain no value.
 pub fn websocket(data: &[u8]) {
     let (pieces, text) = cut(data);
     for matcher in [MATCHER.clone(), Arc::new(Matcher::default())] {
@@ -161,7 +161,7 @@ pub fn websocket(data: &[u8]) {
         assert_eq!(stop, stop_parts);
         match stop {
             None => assert_eq!((&whole, ends), (&parts, ends_parts)),
-            // A find leaves nothing of the bytes it came with, and a broken frame may have gone in part.
+            // A find releases no byte of its piece, and a part of a broken frame may have been released.
             Some(_) => assert!(parts.starts_with(&whole) || whole.starts_with(&parts)),
         }
         assert!(text.starts_with(&parts) || !matcher.is_empty());
@@ -214,7 +214,7 @@ fn texts() -> Vec<Vec<u8>> {
             value.chunks(5).collect::<Vec<_>>().join(&b"\r\n"[..]),
         ];
         all.extend(forms.into_iter().map(|form| [b"\x07\x03\xff\x10before ", &form[..], b" after"].concat()));
-        // An escape within an escape, behind what looks like an escape of another family.
+        // An escape within an escape, after a prefix that looks like an escape of another family.
         let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
         let (before, rest) = hex.split_at(hex.len() / 2);
         let (one, behind) = rest.split_at(1);
@@ -235,7 +235,7 @@ fn texts() -> Vec<Vec<u8>> {
 }
 
 fn codings() -> Vec<Vec<u8>> {
-    // `hello hello hello` in each, and an empty gzip.
+    // `hello hello hello` in each coding, and an empty gzip.
     let some: [&[u8]; 6] = [
         &[
             0, 9, 9, 9, 9, 0x0b, 0x08, 0x80, b'h', b'e', b'l', b'l', b'o', b' ', b'h', b'e', b'l', b'l', b'o', b' ',
@@ -262,7 +262,8 @@ fn frames() -> Vec<Vec<u8>> {
         all.extend([masked(0x81, value), plain(0x82, value), masked(0x01, value), plain(0x8a, value)]);
     }
     let several = |frame: &dyn Fn(u8, &[u8]) -> Vec<u8>| {
-        let frames = [(0x01, &b"a\xe2"[..]), (0x89, b"ping"), (0x80, b"\x82\xac"), (0x81, b"text"), (0x88, b"\x03\xe8bye")];
+        let frames =
+            [(0x01, &b"a\xe2"[..]), (0x89, b"ping"), (0x80, b"\x82\xac"), (0x81, b"text"), (0x88, b"\x03\xe8bye")];
         let wire = frames.map(|(head, payload)| frame(head, payload).split_off(4)).concat();
         [&[3, 1, 7, 2][..], &wire].concat()
     };

@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_in_few_forms() {
+    fn times_are_parsed_in_few_formats() {
         let rows = [
             ("1s", Some(1)),
             ("30m", Some(1800)),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stands_before_what_is_allowed() {
+    fn usage_is_shown_before_the_limit() {
         let limits = |all: Option<u64>| json!({ "calls_per_execution": all, "calls_per_minute": 10 });
         let counted = |window, all| json!({ "calls": 3, "calls_in_window": window, "limits": limits(all) });
         let rows = [
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_for_a_shell_runs_nothing_else() {
+    fn output_for_a_shell_runs_no_other_command() {
         let nasty = "'; echo gone; '$(echo gone)\necho gone\n";
         let started = json!({ "id": nasty, "task": nasty, "token": "k", "proxy_url": nasty, "expires_at": nasty });
         let script = for_eval(&started).unwrap() + "printf '%s' \"$HTTPS_PROXY$EXEAT_EXECUTION\"";

@@ -114,9 +114,9 @@ const MORE: [(&str, &[(&str, &str)]); 2] = [
 mod tests {
     use clap::CommandFactory;
 
-    /// Also checks that no two flags of a command conflict.
+    /// This includes conflicts between the flags of a command.
     #[test]
-    fn the_flags_are_sound() {
+    fn the_flags_are_valid() {
         crate::cli::Cli::command().debug_assert();
     }
 }

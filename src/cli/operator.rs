@@ -415,7 +415,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_named_by_an_address_and_by_nothing_that_has_to_be_looked_up() {
+    fn a_daemon_is_named_without_a_dns_lookup() {
         let tcp = |all: &[&str]| Some(At::Tcp(all.iter().map(|one| one.parse().unwrap()).collect()));
         let rows = [
             ("http://127.0.0.1:3129", tcp(&["127.0.0.1:3129"])),
@@ -460,9 +460,9 @@ mod tests {
         }
     }
 
-    /// The paused clock advances as soon as all tasks wait.
+    /// The paused clock advances immediately while all tasks are idle.
     #[tokio::test(start_paused = true)]
-    async fn a_daemon_that_says_nothing_is_not_waited_for() {
+    async fn a_silent_daemon_times_out() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = At::Tcp(vec![silent.local_addr().unwrap()]);
         let operator = Operator { at, named_by: "the test".to_owned(), token: None };

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_placeholder_has_the_shape_of_the_key_and_nothing_of_its_secret() {
+    fn a_placeholder_has_the_keys_format_and_none_of_its_secret() {
         let rows = [
             ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", "ghp_"),
             ("sk-ant-api03-R2D2c3po_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "sk-ant-api03-"),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn no_key_is_too_odd_for_a_placeholder_and_some_are_too_short() {
+    fn any_key_has_a_placeholder_unless_it_is_too_short() {
         let cyrillic = placeholder("\u{43f}\u{430}\u{440}\u{43e}\u{43b}\u{44c}-1234".as_bytes()).unwrap();
         assert!(cyrillic.len() == 17 && cyrillic.is_ascii() && !cyrillic.contains("xxxxx"), "{cyrillic}");
         let parts = placeholder(b"supersecretlongtokenvalue0123:1").unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_hold_each_other_are_hidden_by_their_own_placeholders() {
+    fn nested_keys_are_hidden_by_their_own_placeholders() {
         let env = |name: &str| Some(if name == "PASS" { "hunter2hunter2" } else { "user:hunter2hunter2" }.to_owned());
         let lent: Vec<_> = ["PASS=bearer@a.example", "CRED=basic@b.example"]
             .map(|flag| PlaceholderCredential::new(flag, &env).ok().unwrap().hidden)
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_says_what_where_and_how() {
+    fn a_flag_names_the_key_its_hosts_and_its_type() {
         let env = |name: &str| (name == "KEY").then(|| "ghp_0123456789abcdef".to_owned());
         let rows = [
             ("KEY=bearer@api.example.com", Some("bearer")),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_hidden_wherever_it_stands() {
+    fn a_key_is_hidden_in_every_place() {
         let key = "ghp_0123456789abcdef";
         let lent = [PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap().hidden];
         let text = format!("Bearer {key}, {key}");

@@ -451,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_given_when_asked_for_is_no_failure() {
+    fn a_password_sent_on_request_is_no_failure() {
         let line = |peer: &str, code: Option<&'static str>, task: Option<&str>| Line {
             peer: Some(peer.to_owned()),
             code: code.map(Into::into),
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_is_broken_off_only_by_the_client() {
+    fn only_handshakes_ended_by_the_client_count_as_distrust() {
         let rows = [
             (LineVerdict::Abandoned, "client handshake: received fatal alert: UnknownCA", true),
             (LineVerdict::Abandoned, "client: connection reset", false),

@@ -17,7 +17,7 @@ const ALL: [Coding; 5] = [Coding::AwsChunked, Coding::Brotli, Coding::Deflate, C
 fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
     match coding {
         Coding::AwsChunked => aws_chunked(text, 1000),
-        Coding::Brotli => brotlied(text, 22, false),
+        Coding::Brotli => brotli_encode(text, 22, false),
         Coding::Deflate => {
             let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
             encoder.write_all(text).unwrap();
@@ -39,7 +39,7 @@ fn aws_chunked(text: &[u8], size: usize) -> Vec<u8> {
     coded
 }
 
-fn brotlied(text: &[u8], lgwin: i32, large_window: bool) -> Vec<u8> {
+fn brotli_encode(text: &[u8], lgwin: i32, large_window: bool) -> Vec<u8> {
     let params = ::brotli::enc::BrotliEncoderParams { quality: 5, lgwin, large_window, ..Default::default() };
     let mut coded = Vec::new();
     ::brotli::BrotliCompress(&mut &text[..], &mut coded, &params).unwrap();
@@ -273,7 +273,7 @@ fn an_error_is_permanent() {
 #[test]
 fn bombs_exceed_the_limits() {
     let bounds = DecodeLimits { total: 8 << 20, ratio: u64::MAX };
-    let thrifty = DecodeLimits { total: u64::MAX, ratio: 20 };
+    let low_ratio = DecodeLimits { total: u64::MAX, ratio: 20 };
     // A frame of RLE blocks: one GiB.
     let blocks = [0x02 | 1 << 1, 0, 0x10, 0].repeat(8192);
     let zstd = [&b"\x28\xb5\x2f\xfd\0\x68"[..], &blocks].concat();
@@ -292,7 +292,7 @@ fn bombs_exceed_the_limits() {
         assert_eq!(run.feed(&bomb), Err(DecodeError::TooMuch), "{codings:?}");
         assert!(run.out.len() <= (8 << 20) + STEP, "{codings:?}");
         assert_eq!(run.end(), Err(DecodeError::TooMuch));
-        let mut run = Run::new(&codings, thrifty);
+        let mut run = Run::new(&codings, low_ratio);
         assert_eq!(run.feed(&bomb), Err(DecodeError::TooMuch), "{codings:?}");
         assert!(run.out.len() <= 20 * bomb.len() + RATIO_FREE_BYTES as usize + STEP, "{codings:?}");
     }
@@ -381,7 +381,7 @@ fn deflate_may_be_raw() {
 /// Tests that short bodies can request much memory only up to the limit for all.
 #[test]
 fn windows_share_a_memory_limit() {
-    let window = |bits: i32| window_bits(brotlied(b"text", bits, false)[0]);
+    let window = |bits: i32| window_bits(brotli_encode(b"text", bits, false)[0]);
     // The encoder may use a smaller window than requested.
     assert!(
         (10..=24).all(|bits| window(bits) <= bits.max(16) as u32),
@@ -400,16 +400,16 @@ fn windows_share_a_memory_limit() {
     assert!(half.is_ok() && pool.is_short() && room(CAPACITY, CAPACITY / 2).is_err());
     drop(half);
     assert!(room(CAPACITY, CAPACITY / 2).is_ok());
-    assert_eq!(decode(&[Coding::Brotli], [&brotlied(b"text", 24, false)[..]]).unwrap(), b"text");
+    assert_eq!(decode(&[Coding::Brotli], [&brotli_encode(b"text", 24, false)[..]]).unwrap(), b"text");
 }
 
 #[test]
 fn brotli_refuses_large_windows() {
     let text = lines(3000);
     for lgwin in [10, 16, 24] {
-        assert_eq!(decode(&[Coding::Brotli], brotlied(&text, lgwin, false).chunks(100)).unwrap(), text);
+        assert_eq!(decode(&[Coding::Brotli], brotli_encode(&text, lgwin, false).chunks(100)).unwrap(), text);
     }
-    let coded = brotlied(&text, 28, true);
+    let coded = brotli_encode(&text, 28, true);
     assert_eq!(decode(&[Coding::Brotli], [&coded[..]]), Err(DecodeError::Malformed));
 }
 
@@ -494,11 +494,11 @@ fn a_flushed_stream_does_not_stall() {
         let mut encoder = ::brotli::CompressorWriter::new(Vec::new(), 4096, 5, 22);
         encoder.write_all(&text).unwrap();
         encoder.flush().unwrap();
-        let brotlied = encoder.get_ref().clone();
+        let brotli = encoder.get_ref().clone();
         for (codings, coded) in [
             (&[Coding::Deflate][..], &inflated),
-            (&[Coding::Brotli], &brotlied),
-            (&[Coding::Brotli, Coding::Gzip], &encode(Coding::Gzip, &brotlied)),
+            (&[Coding::Brotli], &brotli),
+            (&[Coding::Brotli, Coding::Gzip], &encode(Coding::Gzip, &brotli)),
         ] {
             let mut run = Run::new(codings, FREE);
             run.feed(coded).unwrap();
@@ -516,9 +516,9 @@ proptest! {
         prop_assert!(decode(&codings, [&coded[..]]).unwrap() == text);
         let (mut pieces, mut rest) = (Vec::new(), &coded[..]);
         for cut in cuts.iter().cycle() {
-            let (piece, behind) = rest.split_at((*cut).min(rest.len()));
+            let (piece, remaining) = rest.split_at((*cut).min(rest.len()));
             pieces.push(piece);
-            rest = behind;
+            rest = remaining;
             if rest.is_empty() {
                 break;
             }

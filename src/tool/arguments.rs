@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_ours_are_dropped_and_control_characters_refuse() {
+    fn reserved_fields_are_dropped_and_control_characters_refused() {
         for dropped in [
             "Authorization",
             "host",
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_media_type_says_json_unless_it_does_already() {
+    fn a_media_type_other_than_json_is_replaced() {
         for (given, want) in [
             (None, "application/json"),
             (Some("text/plain"), "application/json"),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_has_its_text() {
+    fn every_refusal_has_a_text() {
         let rows = [
             (
                 "host_not_allowed",
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_told_whole_and_no_longer_than_hosts_are() {
+    fn a_host_is_shown_complete_up_to_the_maximum_length() {
         let host = |length: usize| ["b".repeat(63), "c".repeat(63), "d".repeat(63), "e".repeat(length)].join(".");
         let longest = host(61);
         assert_eq!(longest.len(), 253);

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_in_a_token_are_undone() {
+    fn escapes_in_a_token_are_decoded() {
         let proof = |text: &str| Proxy::at(text, None).unwrap().authorization.map(|proof| proof.expose().to_vec());
         assert_eq!(proof("http://t:a%3Ab@h"), Some(b"Basic dDphOmI=".to_vec()));
         assert_eq!(proof("http://h"), None);

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_a_body_looks_like_a_tag_of_ours() {
+    fn a_body_cannot_contain_a_tag() {
         let rows: [(&[u8], &str); 11] = [
             (b"", ""),
             (b"plain", "plain"),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn fifty_thousand_characters_pass_and_one_more_does_not() {
+    fn truncates_after_fifty_thousand_characters() {
         for one in ["x", "ü", "🦀", "<"] {
             let whole = one.repeat(MAX_CHARS);
             assert_eq!(kept(whole.as_bytes()), format!("<tool_response>{whole}</tool_response>"));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shortened_stays_between_its_tags() {
+    fn a_truncated_body_stays_between_its_tags() {
         for (whole, most, want) in [
             ("abc", 3, "abc"),
             ("abc", 2, "ab... (truncated)"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the pieces, there is one tag at each end and none between.
+        /// Whatever the body contains, there is one tag at each end and none between.
         #[test]
         fn a_body_stays_between_its_tags(
             parts in proptest::collection::vec(

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_model_writes_is_carried_as_it_was_meant() {
+    fn a_models_url_is_encoded_as_intended() {
         let rows = [
             ("https://api.test", Some("https://api.test/")),
             ("https://api.test/a b?q=ü&x=%20#part", Some("https://api.test/a%20b?q=%C3%BC&x=%20")),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_stay_parameters() {
+    fn parameters_cannot_change_the_url() {
         let more = [("q".to_owned(), "a&b=c #/?ü".to_owned()), ("n".to_owned(), "1".to_owned())];
         let rows = [
             ("https://api.test/", "https://api.test/?q=a%26b%3Dc%20%23%2F%3F%C3%BC&n=1"),

@@ -1,4 +1,5 @@
-//! Runs a target for so many seconds on changed inputs, where there is no libFuzzer: `minutes scan 240 [seed]`.
+//! Runs a target on mutated inputs for a number of seconds, where libFuzzer is not available: `minutes scan 240
+//! [seed]`.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,7 @@ impl Random {
                 2 | 3 if at < input.len() => input[at] = self.below(256) as u8,
                 4 if at < input.len() => input[at] ^= 1 << self.below(8),
                 5 => {
-                    // A part of another.
+                    // A part of another input.
                     let other = &pool[self.below(pool.len())];
                     let (a, b) = (self.below(other.len() + 1), self.below(other.len() + 1));
                     input.splice(at..at, other[a.min(b)..a.max(b)].iter().copied());

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_names_a_socket_in_many_ways() {
+    fn sockets_are_found_in_every_format_of_a_variable() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_one_place() {
+    fn an_origin_is_one_scheme_host_and_port() {
         let rows = [
             ("https://app.example", Some("https://app.example:443")),
             ("http://localhost:6274", Some("http://localhost:6274")),

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_near_and_other_words_are_not() {
+    fn suggests_only_for_small_typing_errors() {
         let rows = [
             ("network_acess", "network_access", true),
             ("netwrok_access", "network_access", true),

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_read_like_key_paths() {
+    fn places_are_written_as_key_paths() {
         let tool = Place::default().key("tools").key("custom").at(2);
         assert_eq!(tool.key("args").to_string(), "tools.custom[2].args");
         assert_eq!(tool.key("a b\n").to_string(), "tools.custom[2][\"a b\u{fffd}\"]");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_stand_in_the_documents_order() {
+    fn problems_are_in_document_order() {
         let root = Node::read("b: {x: 1, y: 2}\na: [1, 2]").unwrap();
         let at = Place::default();
         let places = [at.key("a").at(1), at.key("b").key("y"), at.key("b").key("missing"), at.key("a")];

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_open_for_what_the_pack_says() {
+    fn gates_open_as_the_pack_configures() {
         let rows = [
             ("{}", "submit", true),
             ("{}", "read_file", true),

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_placeholder() {
+    fn refuses_invalid_placeholders() {
         let malformed = |name: &str| {
             format!(
                 "\"{name}\" is not a placeholder: ${{name}}, ${{name.member}}, ${{name.0}}, ${{parameters}} or ${{secrets.NAME}}; $${{ is the text ${{"
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn fills_in_values_typed_or_as_text() {
+    fn substitutes_values_typed_or_as_text() {
         let arguments = json!({"a": "x", "n": null, "b": 1.5, "o": {"k": [true, {"d": "v"}]}, "l": [1, "two"]});
         let rows = [
             (json!("${a}"), Some(json!("x"))),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_what_repetition_blows_up() {
+    fn limits_the_size_of_repeated_values() {
         let big = json!({"a": "x".repeat(1 << 20)});
         let schema = json!({"properties": {"a": {}}});
         let findings = Findings::default();
@@ -397,7 +397,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "[$${}.a0 ]{0,16}|.{0,16}") {
+        fn any_text_is_parsed_or_refused(text in "[$${}.a0 ]{0,16}|.{0,16}") {
             let _ = parse(&text);
         }
     }

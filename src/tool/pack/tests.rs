@@ -46,7 +46,7 @@ fn request(tool: &str, arguments: &Value) -> Rendered {
 }
 
 #[test]
-fn says_what_is_wrong_with_a_version() {
+fn reports_problems_with_a_version() {
     let kinds = "browser, build, data, file, network, terminal";
     let unknown = |kind: &str| format!("unknown kind \"{kind}\"; choose from {kinds}");
     let rows = [
@@ -150,7 +150,7 @@ fn says_what_is_wrong_with_a_version() {
 }
 
 #[test]
-fn says_what_is_wrong_with_a_tool() {
+fn reports_problems_with_a_tool() {
     let d = "description: d, implementation: {type: mock, strategy: echo}";
     let rows = [
         (format!("{{{d}}}"), ".name: missing"),
@@ -233,7 +233,7 @@ fn says_what_is_wrong_with_a_tool() {
 }
 
 #[test]
-fn says_what_is_wrong_with_the_arguments_of_http_request() {
+fn reports_problems_with_the_arguments_of_http_request() {
     let url = "url: https://h.example/";
     let no_secret = "is in a place where the proxy swaps none; put it into headers or the URL's query";
     let set = |name: &str| format!(".headers.{name}: {} is set by exeat; leave it out", name.to_lowercase());
@@ -280,7 +280,7 @@ fn says_what_is_wrong_with_the_arguments_of_http_request() {
 }
 
 #[test]
-fn says_what_is_wrong_with_a_mock() {
+fn reports_problems_with_a_mock() {
     let rows = [
         ("strategy: random", ".strategy: unknown strategy \"random\"; choose one of static, lookup, echo"),
         ("strategy: static", ".response: missing"),
@@ -318,7 +318,7 @@ fn says_what_is_wrong_with_a_mock() {
 }
 
 #[test]
-fn refuses_circles_and_long_ways() {
+fn refuses_cycles_and_long_chains() {
     let delegate = |name: &str, to: &str| tool(name, &format!("{{primitive: {to}, args: {{}}}}"));
     let circle = [delegate("x", "a"), delegate("a", "b"), delegate("b", "c"), delegate("c", "a")];
     assert_eq!(
@@ -342,7 +342,7 @@ fn refuses_circles_and_long_ways() {
 }
 
 #[test]
-fn a_delegation_gives_what_the_next_one_requires() {
+fn a_delegation_passes_the_required_arguments() {
     let next = "{name: next, description: d, parameters: {type: object, properties: {id: {}, opt: {}}, required: [id]}, \
                 implementation: {primitive: http_request, args: {url: 'https://h.example/${id}'}}}";
     let over = |args: &str| pack(&[next.to_owned(), tool("t", &format!("{{primitive: next, args: {args}}}"))]);
@@ -356,7 +356,7 @@ fn a_delegation_gives_what_the_next_one_requires() {
 }
 
 #[test]
-fn names_all_problems_at_once_in_the_documents_order() {
+fn reports_all_problems_in_document_order() {
     let yaml =
         "tools:\n  custom:\n    - {name: a b, implementation: {args: [], type: x}}\nversion: {execution_mode: x}";
     let paths: Vec<String> = Pack::read(yaml).unwrap_err().into_iter().map(|problem| problem.path).collect();
@@ -365,13 +365,13 @@ fn names_all_problems_at_once_in_the_documents_order() {
 }
 
 #[test]
-fn other_sections_of_a_challenge_pack_are_not_ours() {
+fn other_sections_of_a_challenge_pack_are_ignored() {
     let yaml = "name: x\ncases: [1]\nversion: {number: 1, evaluation: {}, sandbox: {template: t, timeout: 5}}";
     assert_eq!(read(yaml).tools().count(), 0);
 }
 
 #[test]
-fn the_gate_table_names_everything_and_only_what_is_open_and_served_is_offered() {
+fn the_gate_table_is_complete_and_only_open_served_tools_are_offered() {
     let tools = |tools: &[String], policy: &str| {
         let items: String = tools.iter().map(|tool| format!("    - {tool}\n")).collect();
         format!("version: {policy}\ntools:\n  custom:\n{items}")
@@ -460,7 +460,7 @@ fn a_request_is_filled_in_and_marked() {
 }
 
 #[test]
-fn what_comes_through_a_placeholder_is_not_the_templates_own() {
+fn substituted_values_are_not_template_text() {
     let tool = http("{url: 'https://h.example/', headers: '${headers}', method: '${opt}', timeout: '${order.id}'}");
     let given = json!({"Authorization": "Bearer x", "X-N": 5, "X-Null": null});
     let rendered = request(&tool, &json!({"headers": given}));
@@ -496,9 +496,9 @@ fn a_delegated_call_passes_the_inner_tools_schema_and_its_template() {
     assert_eq!(refused, Err("inner: arguments at /sku: value is not of type \"string\" (type)".into()));
 }
 
-/// All examples of the page and of the configuration are valid.
+/// Every example of the page, and the example pack in config/.
 #[test]
-fn every_documented_pack_reads() {
+fn every_documented_pack_is_valid() {
     let page = include_str!("../../../docs/packs.md");
     let blocks: Vec<&str> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert!(blocks.len() > 3);
@@ -525,7 +525,7 @@ fn the_page_names_every_primitive_kind_and_limit() {
 }
 
 #[test]
-fn reads_two_hundred_tools() {
+fn accepts_two_hundred_tools() {
     let tools: Vec<String> = (0..200)
         .map(|n| {
             let args = format!("{{url: 'https://h.example/{n}/${{sku}}', headers: {{A: '${{secrets.K}}'}}}}");
@@ -554,7 +554,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn arguments_of_any_shape_are_taken_or_refused_in_few_words(arguments in any_json()) {
+    fn arguments_of_any_shape_are_accepted_or_refused_briefly(arguments in any_json()) {
         let args = "{method: '${opt}', url: 'https://h.example${opt}/${sku}?${order.id}&a=${sku}', headers: '${headers}', body: '${parameters}'}";
         let both = [http(args), tool("t", "{type: mock, strategy: lookup, lookup_key: order.id, responses: {}}")];
         for tool in both {
@@ -571,7 +571,7 @@ proptest! {
     }
 
     #[test]
-    fn texts_of_any_kind_are_packs_or_problems(text in "(version|tools|custom|name|[-:{}\\[\\] \\n'&*<!|>$a]){0,40}|.{0,60}") {
+    fn any_text_is_a_pack_or_a_problem(text in "(version|tools|custom|name|[-:{}\\[\\] \\n'&*<!|>$a]){0,40}|.{0,60}") {
         let _ = Pack::read(&text);
     }
 }

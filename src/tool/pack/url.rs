@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_escaped_where_they_stand() {
+    fn values_are_escaped_for_their_place() {
         let url = "https://api.example.com";
         let rows = [
             ("/items/${a}", "A-1", "/items/A-1"),
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_urls_that_cannot_be_right() {
+    fn refuses_invalid_urls() {
         let scheme = "must begin with https:// or http://, or be one placeholder as a whole";
         let rows = [
             ("", scheme),
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_stand_in_values_of_the_query_only() {
+    fn secrets_are_allowed_in_query_values_only() {
         let rows = [
             ("https://h.example/?key=${secrets.K}", true),
             ("https://h.example/?a=1&key=${secrets.K}&b=2", true),

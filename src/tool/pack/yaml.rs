@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_json_can_say_in_the_order_written() {
+    fn parses_json_values_in_document_order() {
         let read = Node::read("z: yes\na: [1, -2, 1.5, true, null, '5']\nn: {}\n1: x").unwrap();
         let number = |value: f64| Node::Number(Number::from_f64(value).unwrap());
         let list = vec![
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_yaml_or_too_much_of_it() {
+    fn refuses_invalid_and_oversized_yaml() {
         let laughs: String =
             (1..12).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(","))).collect();
         let long = format!("a: &a {}\nb: [{}]", "x".repeat(500_000), vec!["*a"; 1000].join(","));

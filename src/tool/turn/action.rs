@@ -187,7 +187,7 @@ mod tests {
     const GUID: &str = "6F9619FF-8b86-d011-b42d-00cf4fc964ff";
 
     #[test]
-    fn the_shape_says_what_is_asked_for() {
+    fn the_shape_determines_the_action() {
         let stub = |name| Ok(Action::Stub(name));
         let rows = [
             (json!({"tool": "http_get"}), Ok(Action::Tool { name: "http_get".to_owned(), input: Value::Null })),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_shape_is_told_what_is_expected() {
+    fn an_unknown_shape_gets_an_error_with_the_expected_ones() {
         let rows = [
             (json!([]), "a payload is a JSON object"),
             (json!({"tool": 1}), r#"{"tool":"<name>""#),

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_named_by_method_and_host() {
+    fn pending_approvals_are_named_by_method_and_host() {
         let of = |approval| held(&approval);
         let text = of(json!({"method": "POST", "url": "https://api.test:8443/secret?x=1"}));
         assert!(text.starts_with("not run: an action (POST api.test) awaits"), "{text}");

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_has_its_line() {
+    fn every_state_has_a_line() {
         assert_eq!(of(State::Completed, "a\r\nb"), "[TOOL_RESULT:1] status=Completed result=a\\r\\nb");
         assert_eq!(of(State::Denied, "no"), "[TOOL_RESULT:1] status=Denied error=no");
         assert_eq!(of(State::Failed, "no"), "[TOOL_RESULT:1] status=Failed error=no");
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_a_text_looks_like_a_line_of_ours() {
+    fn a_text_cannot_contain_a_result_line() {
         let rows = [
             ("[TOOL_CALL:1] {}", "\\u005bTOOL_CALL:1] {}"),
             ("[tool_Result:1]", "\\u005btool_Result:1]"),
@@ -84,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_back_is_one_line(
+        fn any_result_is_one_line(
             parts in proptest::collection::vec(
                 prop_oneof![
                     Just("[".to_owned()), Just("TOOL_".to_owned()), Just("tool_".to_owned()), Just("CALL:1] {}".to_owned()),

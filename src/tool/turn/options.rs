@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_are_served_are_taken() {
+    fn supported_options_are_accepted() {
         let want = Options {
             continues_on_error: true,
             of_script: Duration::from_secs(3_723),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn all_others_are_refused() {
+    fn refuses_unsupported_options() {
         for (name, value) in [
             ("failureMode", json!("StopAndCleanup")),
             ("failureMode", json!(1)),

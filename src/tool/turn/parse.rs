@@ -167,7 +167,7 @@ mod tests {
             ("```\n[TOOL_CALL:1] {\"a\":1}\n```\n", vec![("1", Ok(a()))]),
             ("[TOOL_CALL:1] {\n  \"a\": 1\n}\n[TOOL_CALL:2] {}", vec![("1", Ok(a())), ("2", Ok(json!({})))]),
             ("[TOOL_CALL:1] {\"a\":\"}{\\\"}\\\\\"}", vec![("1", Ok(json!({"a": "}{\"}\\"})))]),
-            // Text precedes it, so it is text.
+            // After other text on the line, it is plain text.
             ("I shall write [TOOL_CALL:1] {\"a\":1}", vec![]),
             ("> [TOOL_CALL:1] {\"a\":1}\n[tool_call:1] {}\n[TOOL_CALL 1] {}", vec![]),
             ("[TOOL_CALL:1]", vec![("1", Err(Malformed::NoObject))]),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_beyond_the_most_are_answered_too() {
+    fn calls_over_the_limit_are_answered_too() {
         let text: String = (0..300).map(|n| format!("[TOOL_CALL:{n}] {{}}\n")).collect();
         let all = read(&text);
         assert_eq!(all.iter().filter(|(_, payload)| payload.is_ok()).count(), MAX_CALLS);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn many_that_are_not_closed_are_read_in_one_go() {
+    fn many_unclosed_calls_are_parsed_in_one_pass() {
         let text = "[TOOL_CALL:1] {\n{\n".repeat(50_000);
         assert_eq!(read(&text).len(), 50_000);
         assert_eq!(read(&format!("[TOOL_CALL:1] {}", "{".repeat(900_000))).len(), 1);
@@ -240,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_no_call_is_left_and_no_byte_is_lost(
+        fn any_text_loses_no_call_and_no_byte(
             parts in proptest::collection::vec(
                 prop_oneof![
                     Just("[TOOL_CALL:".to_owned()), Just("1]".to_owned()), Just("{".to_owned()), Just("}".to_owned()),

@@ -121,7 +121,7 @@ mod tests {
         Script::read(&script).unwrap_err()
     }
 
-    /// A script with one valid step, to which members are added.
+    /// Returns a script of one valid step with additional members.
     fn step(members: Value) -> Value {
         let mut step = json!({"verb": "HttpGet", "args": ["https://api.test/"]});
         for (name, value) in members.as_object().unwrap() {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_of_network_verbs_is_read() {
+    fn a_script_of_network_verbs_is_parsed() {
         let script = json!({
             "operations": [
                 {"verb": "HttpPost", "args": ["https://api.test/", "a $5 $PREVIOUS ${secrets.KEY}"], "stepTimeout": "00:00:05"},
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_refuses_all_of_it() {
+    fn an_unsupported_step_refuses_the_script() {
         for (member, value) in [
             ("captureAs", json!("X")),
             ("forEach", json!({})),

@@ -153,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn urls_lead_to_two_ports_over_two_schemes() {
+    fn urls_have_two_schemes_and_two_ports() {
         for (url, want) in [
             ("https://api.test", "https://api.test/"),
             ("http://api.test/x y", "http://api.test/x%20y"),
             ("https://api.test:443/", "https://api.test:443/"),
             ("http://api.test:443/", "http://api.test:443/"),
             ("https://api.test:80/", "https://api.test:80/"),
-            // The proxy judges it.
+            // The proxy checks these.
             ("http://127.0.0.1/", "http://127.0.0.1/"),
             ("https://localhost/", "https://localhost/"),
         ] {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_says_what_it_is() {
+    fn a_bodys_content_type_is_detected() {
         assert_eq!(written(Some("{\"a\":1}")).0[CONTENT_TYPE], "application/json");
         assert_eq!(written(Some("a=1")).0[CONTENT_TYPE], "text/plain; charset=utf-8");
         assert!(written(None).0.is_empty());

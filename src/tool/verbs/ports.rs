@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_ports_are_usual() {
+    fn two_ports_are_standard() {
         for port in [80, 443] {
             assert!(Ports::Usual.admit(port));
         }

@@ -205,7 +205,7 @@ mod tests {
     use crate::tool::verbs::Network;
 
     #[test]
-    fn each_verb_is_there_once_and_the_network_s_are_among_them() {
+    fn each_verb_is_listed_once_including_the_network_verbs() {
         for (at, (name, _)) in ALL.iter().enumerate() {
             assert!(!ALL[..at].iter().any(|(other, _)| other == name), "{name}");
         }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_takes_as_many_as_it_says() {
+    fn a_verb_checks_its_number_of_arguments() {
         let rows: [(&str, &[usize], &[usize]); 7] = [
             ("HttpGet", &[1], &[0, 2]),
             ("HttpPost", &[1, 2], &[0, 3]),

@@ -1,4 +1,4 @@
-//! A client that has gone keeps nothing: neither its place nor its origin's connection, however silent the origin is.
+//! A client that has disconnected releases its place and its origin's connection, even if the origin is silent.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,15 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use crate::lab::client::{auth, empty, read_head, read_to_end};
-use crate::lab::{self, Ground, Lab, Origin, PATIENCE};
+use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
 
-/// More than enough for what happens at once, and less than any timeout that is not written in a test.
+/// Ample time for an immediate effect, and less than any timeout that a test does not set itself.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 async fn lab(proxy: &str) -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&format!("[proxy]\n{proxy}\n{}", lab::allow_api(origin.port()))).await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&format!("[proxy]\n{proxy}\n{}", lab::allow_api(origin.port()))).await;
     (lab, origin)
 }
 
@@ -25,21 +25,21 @@ fn stalled(origin: &Origin) -> String {
     format!("GET https://{to}/stall HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", auth())
 }
 
-/// Closes with a reset.
+/// Closes the connection with a reset.
 fn reset(stream: TcpStream) {
     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
-async fn until_asked(origin: &Origin, count: usize) {
+async fn wait_until_received(origin: &Origin, count: usize) {
     let start = Instant::now();
     while origin.seen().len() < count {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         tokio::task::yield_now().await;
     }
 }
 
-/// The line of the `n`-th exchange, which its client abandoned, and how long it took to be written.
-async fn abandoned(lab: &Lab, n: usize) -> Duration {
+/// Returns the time until the line of the `n`-th exchange was written, which its client abandoned.
+async fn time_until_abandoned(lab: &Lab, n: usize) -> Duration {
     let start = Instant::now();
     let line = lab.ended(n).await;
     assert_eq!((line["event"].as_str(), line["verdict"].as_str()), (Some("closed"), Some("abandoned")), "{line}");
@@ -47,103 +47,103 @@ async fn abandoned(lab: &Lab, n: usize) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_is_noticed_at_once() {
+async fn a_reset_is_detected_immediately() {
     let (lab, origin) = lab("max_connections_per_caller = 1").await;
     let to = format!("api.test:{}", origin.port());
-    // Alone, and before requests that nobody has read yet.
+    // The request alone, and followed by pipelined requests that have not been read yet.
     for (n, more) in [String::new(), stalled(&origin).repeat(2_000)].into_iter().enumerate() {
         let mut stream = lab.connect().await;
         stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
-        until_asked(&origin, n + 1).await;
+        wait_until_received(&origin, n + 1).await;
         let _ = timeout(Duration::from_millis(200), stream.write_all(more.as_bytes())).await;
         reset(stream);
-        let took = abandoned(&lab, n).await;
+        let took = time_until_abandoned(&lab, n).await;
         assert!(took < AT_ONCE, "{took:?}");
     }
     // Inside a tunnel.
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
-    until_asked(&origin, 3).await;
+    wait_until_received(&origin, 3).await;
     reset(tls.into_inner().0);
-    let took = abandoned(&lab, 2).await;
+    let took = time_until_abandoned(&lab, 2).await;
     assert!(took < AT_ONCE, "{took:?}");
-    // Its one place is free.
+    // The client's only place is free again.
     assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
 }
 
-/// A client that is killed or closes sends a FIN, as one does that only ended its sending side.
+/// A client that is killed or that closes sends a FIN, and so does one that only shuts down its sending side.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_close_frees_the_place_after_the_header_timeout() {
+async fn a_close_releases_the_slot_after_the_header_timeout() {
     let (lab, origin) = lab("max_connections_per_caller = 1\nheader_timeout = \"700ms\"").await;
     let to = format!("api.test:{}", origin.port());
     let mut stream = lab.connect().await;
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
-    until_asked(&origin, 1).await;
+    wait_until_received(&origin, 1).await;
     drop(stream);
-    let took = abandoned(&lab, 0).await;
+    let took = time_until_abandoned(&lab, 0).await;
     assert!(took >= Duration::from_millis(500) && took < AT_ONCE, "{took:?}");
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
-    until_asked(&origin, 2).await;
+    wait_until_received(&origin, 2).await;
     drop(tls);
-    let took = abandoned(&lab, 1).await;
+    let took = time_until_abandoned(&lab, 1).await;
     assert!(took < AT_ONCE, "{took:?}");
     assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
 }
 
-/// A client that has closed answers what it is sent with a reset, so that it is sent something.
+/// A closed client answers any packet with a reset, so the proxy sends it an interim response.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_close_is_noticed_by_a_probe() {
+async fn a_close_is_detected_by_a_probe() {
     let (lab, origin) = lab("max_connections_per_caller = 1\nheader_timeout = \"60s\"").await;
     let to = format!("api.test:{}", origin.port());
     let mut stream = lab.connect().await;
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
-    until_asked(&origin, 1).await;
+    wait_until_received(&origin, 1).await;
     drop(stream);
-    let took = abandoned(&lab, 0).await;
+    let took = time_until_abandoned(&lab, 0).await;
     assert!(took < AT_ONCE, "{took:?}");
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
-    until_asked(&origin, 2).await;
+    wait_until_received(&origin, 2).await;
     drop(tls);
-    let took = abandoned(&lab, 1).await;
+    let took = time_until_abandoned(&lab, 1).await;
     assert!(took < AT_ONCE, "{took:?}");
     assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closed_h2_connection_is_noticed_at_once() {
+async fn a_closed_h2_connection_is_detected_immediately() {
     let (lab, origin) = lab("max_connections_per_caller = 1").await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
     let request = Request::builder().uri(format!("https://{to}/stall")).body(empty()).unwrap();
     let asking = tokio::spawn(async move { h2.send_request(request).await });
-    until_asked(&origin, 1).await;
+    wait_until_received(&origin, 1).await;
     asking.abort();
-    let took = abandoned(&lab, 0).await;
+    let took = time_until_abandoned(&lab, 0).await;
     assert!(took < AT_ONCE, "{took:?}");
 }
 
-/// The kernel tells a Unix socket that was closed from one whose sending side was.
+/// On a Unix socket, the kernel distinguishes a full close from a shutdown of the sending side.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_close_of_a_unix_socket_is_noticed_at_once() {
+async fn a_closed_unix_socket_is_detected_immediately() {
     let (lab, origin) = lab("listen = [\"127.0.0.1:0\", \"unix:p.sock\"]\nheader_timeout = \"60s\"").await;
     let mut stream = UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
-    until_asked(&origin, 1).await;
+    wait_until_received(&origin, 1).await;
     drop(stream);
-    let took = abandoned(&lab, 0).await;
+    let took = time_until_abandoned(&lab, 0).await;
     assert!(took < AT_ONCE, "{took:?}");
 }
 
-/// An origin of an opaque tunnel that neither answers nor closes.
+/// The origin of the opaque tunnel neither answers nor closes.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_opaque_tunnel_ends_with_its_client() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let lab = ground
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let lab = builder
         .proxy(&format!(
             "[proxy]\nheader_timeout = \"700ms\"\n{}",
             lab::allow_api(port).replace("ports =", "mode = \"opaque\"\nports =")
@@ -160,7 +160,7 @@ async fn an_opaque_tunnel_ends_with_its_client() {
         } else {
             drop(stream)
         }
-        let took = abandoned(&lab, n).await;
+        let took = time_until_abandoned(&lab, n).await;
         assert!(took < AT_ONCE, "{took:?}");
         drop(origin);
     }
@@ -174,16 +174,16 @@ fn client_hello(name: &'static str) -> Vec<u8> {
     bytes
 }
 
-/// A client that only ended its sending side gets its answer: the head, and a body that goes on for longer than the
-/// grace, as long as something comes.
+/// A client that only shut down its sending side gets its complete answer, even if the body takes longer than the grace
+/// period, as long as bytes keep arriving.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_half_closed_client_is_answered_to_the_end() {
+async fn a_half_closed_client_gets_its_complete_answer() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let plain = lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]");
-    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"1s\"\n{plain}")).await;
+    let lab = builder.proxy(&format!("[proxy]\nheader_timeout = \"1s\"\n{plain}")).await;
     let mut stream = lab.connect().await;
     let head = format!(
         "GET http://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\r\n",
@@ -210,16 +210,16 @@ async fn a_half_closed_client_is_answered_to_the_end() {
     drop(answering.await.unwrap());
 }
 
-/// A client that was probed and is still there waits for its answer as long as any other, on HTTP/1.1. One of HTTP/1.0
-/// knows no interim answers, and is given up after the grace.
+/// Over HTTP/1.1, a client that was probed and is still there waits for its answer as long as any other. HTTP/1.0 has
+/// no interim responses, so such a client is given up after the grace period.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_half_closed_client_that_is_still_there_outlasts_the_grace() {
+async fn a_half_closed_client_that_answers_probes_is_kept_beyond_the_grace_period() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let plain = lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]");
-    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"2500ms\"\n{plain}")).await;
+    let lab = builder.proxy(&format!("[proxy]\nheader_timeout = \"2500ms\"\n{plain}")).await;
     for (version, begins) in
         [("1.1", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200"), ("1.0", "")]
     {
@@ -242,18 +242,18 @@ async fn a_half_closed_client_that_is_still_there_outlasts_the_grace() {
         drop(answering.await.unwrap());
     }
     assert_eq!(lab.ended(0).await["verdict"], "allow");
-    abandoned(&lab, 1).await;
+    time_until_abandoned(&lab, 1).await;
 }
 
-/// Probes that could not be sent within an answer are sent while the next request waits, one after the other.
+/// Probes that could not be sent within an answer are sent one after the other while the next request waits.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_half_closed_client_is_answered_to_all_that_it_has_sent() {
+async fn a_half_closed_client_gets_answers_to_all_its_requests() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let plain = lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]");
-    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"1s\"\n{plain}")).await;
+    let lab = builder.proxy(&format!("[proxy]\nheader_timeout = \"1s\"\n{plain}")).await;
     let mut stream = lab.connect().await;
     let head = format!(
         "GET http://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\r\n",
@@ -265,7 +265,7 @@ async fn a_half_closed_client_is_answered_to_all_that_it_has_sent() {
     read_head(&mut origin).await;
     let answering = tokio::spawn(async move {
         origin.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 14\r\n\r\n").await.unwrap();
-        // Both probes fall due meanwhile.
+        // Both probes fall due during this time.
         let mut pause = tokio::time::interval(Duration::from_millis(400));
         for _ in 0..14 {
             pause.tick().await;

@@ -1,4 +1,4 @@
-//! Callers are identified, or get a 407.
+//! Callers are identified or get a 407.
 
 use base64::Engine;
 use http::Request;
@@ -7,7 +7,7 @@ use crate::lab::client::{auth, empty};
 use crate::lab::{self, TOKEN};
 
 #[tokio::test]
-async fn only_the_right_token_is_let_in_and_all_others_look_alike() {
+async fn only_the_right_token_is_accepted_and_all_refusals_are_identical() {
     let (lab, origin) = lab::simple().await;
     let basic = |text: &str| format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(text));
     let rows = [
@@ -50,7 +50,7 @@ async fn only_the_right_token_is_let_in_and_all_others_look_alike() {
 }
 
 #[tokio::test]
-async fn two_tokens_are_none() {
+async fn refuses_two_tokens() {
     let (lab, origin) = lab::simple().await;
     let request =
         lab.absolute("GET", &format!("https://api.test:{}/", origin.port())).header("proxy-authorization", auth());
@@ -58,7 +58,7 @@ async fn two_tokens_are_none() {
 }
 
 #[tokio::test]
-async fn a_client_may_try_again_on_the_connection_that_got_a_407() {
+async fn a_client_may_retry_on_the_connection_after_a_407() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/", origin.port());
     let stream = lab.connect().await;
@@ -75,7 +75,7 @@ async fn a_client_may_try_again_on_the_connection_that_got_a_407() {
 }
 
 #[tokio::test]
-async fn a_connect_may_try_again_too() {
+async fn a_connect_may_be_retried_after_a_407() {
     use tokio::io::AsyncWriteExt;
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());

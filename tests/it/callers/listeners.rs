@@ -1,5 +1,5 @@
-//! Every way in: Unix sockets with the user at the other end, TLS, client certificates, several at once;
-//! and how many may come.
+//! All kinds of listeners: Unix sockets with peer credentials, TLS, client certificates, several at once, and their
+//! connection limits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{auth, client_config, read_head, read_to_end};
-use crate::lab::{self, Ground, Lab, TOKEN};
+use crate::lab::{self, Lab, LabBuilder, TOKEN};
 use crate::tools::front_end::tools_at;
 
-/// A request for `/` with these fields, and the whole answer to it.
+/// Sends a request for `/` with these fields and reads the complete answer.
 async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), port: u16, fields: &str) -> String {
     let text =
         format!("GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\n{fields}Connection: close\r\n\r\n");
-    // A handshake that the proxy gave up is noticed here or at the answer.
+    // A failed handshake may surface at this write or at the read.
     if stream.write_all(text.as_bytes()).await.is_err() {
         return String::new();
     }
@@ -40,7 +40,7 @@ fn uid() -> u32 {
 }
 
 #[tokio::test]
-async fn a_unix_socket_knows_its_peer() {
+async fn a_unix_socket_identifies_its_peer() {
     for (mapped, fields, status) in [
         (Some(uid()), String::new(), 200),
         (Some(uid()), token(), 200),
@@ -49,10 +49,10 @@ async fn a_unix_socket_knows_its_peer() {
         (None, String::new(), 407),
         (None, token(), 200),
     ] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
         let tasks = mapped.map_or_else(String::new, |uid| format!("unix_tasks = {{ {uid} = \"t\" }}\n"));
-        let lab = ground
+        let lab = builder
             .proxy(&format!(
                 "[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\n{tasks}{}",
                 lab::allow_api(origin.port())
@@ -64,17 +64,17 @@ async fn a_unix_socket_knows_its_peer() {
         let line = lab.ended(0).await;
         assert_eq!(line["peer"], format!("unix:{}", uid()), "{line}");
         assert_eq!(line["task"], if status == 200 { "t".into() } else { serde_json::Value::Null }, "{line}");
-        // The other listener is no less one.
+        // The other listener works as well.
         assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     }
 }
 
-/// The way that real clients take: CONNECT, TLS inside, over a socket file.
+/// The sequence of real clients: CONNECT and TLS inside it, over a Unix socket.
 #[tokio::test]
 async fn a_tunnel_through_a_unix_socket() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder
         .proxy(&format!(
             "[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\nunix_tasks = {{ {} = \"t\" }}\n{}",
             uid(),
@@ -85,7 +85,7 @@ async fn a_tunnel_through_a_unix_socket() {
     let mut stream = UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
     stream.write_all(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
-    let connector = TlsConnector::from(Arc::new(lab.trusting(&["http/1.1"])));
+    let connector = TlsConnector::from(Arc::new(lab.client_tls_config(&["http/1.1"])));
     let mut tls = connector.connect("api.test".try_into().unwrap(), stream).await.unwrap();
     tls.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
     let reply = read_to_end(&mut tls).await;
@@ -94,7 +94,7 @@ async fn a_tunnel_through_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn a_socket_file_is_replaced_if_dead_and_left_alone_if_not() {
+async fn a_socket_file_is_replaced_only_if_nothing_listens_on_it() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.sock");
@@ -108,10 +108,10 @@ async fn a_socket_file_is_replaced_if_dead_and_left_alone_if_not() {
     assert!(path.exists(), "a dead socket's file stays");
     let listener = bind().await.unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
-    assert!(bind().await.is_err(), "somebody listens there");
+    assert!(bind().await.is_err(), "a socket in use is not replaced");
     drop(listener);
     assert!(!path.exists());
-    // One that goes does not take its successor's file along.
+    // A daemon that stops does not remove its successor's socket file.
     let first = bind().await.unwrap();
     std::fs::remove_file(&path).unwrap();
     let second = bind().await.unwrap();
@@ -120,7 +120,7 @@ async fn a_socket_file_is_replaced_if_dead_and_left_alone_if_not() {
     drop(second);
 }
 
-/// A CA for clients, a certificate for the proxy, certificates for clients.
+/// A CA for clients, a certificate for the proxy, and client certificates.
 struct Certificates {
     ca: CertifiedIssuer<'static, KeyPair>,
 }
@@ -173,7 +173,8 @@ impl Certificates {
     }
 }
 
-/// TLS to the proxy itself, with a certificate or without; an empty answer if the handshake fails.
+/// Connects to the proxy over TLS, with or without a client certificate. Returns an empty answer if the handshake
+/// fails.
 async fn over_tls(lab: &Lab, port: u16, identity: Option<&(String, String)>, fields: &str) -> String {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(lab.dir.path().join("clients.pem")).unwrap()).unwrap();
@@ -196,11 +197,11 @@ async fn over_tls(lab: &Lab, port: u16, identity: Option<&(String, String)>, fie
 }
 
 #[tokio::test]
-async fn tls_to_the_proxy_itself() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    Certificates::new(ground.dir.path());
-    let lab = ground
+async fn the_proxy_itself_accepts_tls() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    Certificates::new(builder.dir.path());
+    let lab = builder
         .proxy(&format!(
             "[proxy]\ntls = {{ cert = \"proxy.pem\", key = \"proxy-key.pem\" }}\n{}",
             lab::allow_api(origin.port())
@@ -209,7 +210,7 @@ async fn tls_to_the_proxy_itself() {
     let reply = over_tls(&lab, origin.port(), None, &token()).await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
     assert!(over_tls(&lab, origin.port(), None, "").await.starts_with("HTTP/1.1 407 "));
-    // A client that sends plain HTTP receives nothing that could be taken for a response.
+    // A client that sends plain HTTP receives nothing that looks like a response.
     let plain = lab.raw("GET https://api.test/ HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n").await;
     assert!(!plain.contains("HTTP/1.1"), "{plain:?}");
     let line = lab.ended(2).await;
@@ -217,17 +218,17 @@ async fn tls_to_the_proxy_itself() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_names_the_task_until_it_is_revoked() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let dir = ground.dir.path().to_owned();
+async fn a_client_certificate_identifies_its_task_until_it_is_revoked() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let dir = builder.dir.path().to_owned();
     let certificates = Certificates::new(&dir);
-    let text = ground.config(&format!(
+    let text = builder.config(&format!(
         "[proxy]\ntls = {{ cert = \"proxy.pem\", key = \"proxy-key.pem\", client_ca = \"clients.pem\", crl = \"revoked.pem\" }}\n{}[tasks.other]\n",
         lab::allow_api(origin.port())
     ));
     std::fs::write(dir.join("exeat.toml"), &text).unwrap();
-    let lab = ground.proxy_from_file("exeat.toml").await;
+    let lab = builder.proxy_from_file("exeat.toml").await;
     let foreign = Certificates::new(tempfile::tempdir().unwrap().path());
     let rows = [
         ("no certificate", None, token(), ""),
@@ -244,7 +245,7 @@ async fn a_client_certificate_names_the_task_until_it_is_revoked() {
         let reply = over_tls(&lab, origin.port(), identity.as_ref(), fields).await;
         assert!(reply.starts_with(want) && reply.is_empty() == want.is_empty(), "{what}: {reply}");
     }
-    // Revoked ones are out from the next reload on, and so is everyone once the list is out of date.
+    // Revoked certificates are refused from the next reload on. Once the list has expired, all certificates are.
     let ours = certificates.issue(&["t"], 20);
     certificates.revoke(&dir, &[20, 21], Duration::days(1));
     assert!(over_tls(&lab, origin.port(), Some(&ours), "").await.starts_with("HTTP/1.1 200"));
@@ -252,7 +253,7 @@ async fn a_client_certificate_names_the_task_until_it_is_revoked() {
     assert_eq!(over_tls(&lab, origin.port(), Some(&ours), "").await, "");
     let fresh = certificates.issue(&["t"], 22);
     assert!(over_tls(&lab, origin.port(), Some(&fresh), "").await.starts_with("HTTP/1.1 200"));
-    // A list that cannot be read leaves the old one in force.
+    // If a new list cannot be read, the old one stays in force.
     std::fs::write(dir.join("revoked.pem"), "nonsense").unwrap();
     lab.daemon.reload().await.unwrap();
     assert_eq!(over_tls(&lab, origin.port(), Some(&ours), "").await, "");
@@ -263,11 +264,11 @@ async fn a_client_certificate_names_the_task_until_it_is_revoked() {
 }
 
 #[tokio::test]
-async fn one_caller_cannot_take_the_places_of_all() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    std::fs::write(ground.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
-    let lab = ground
+async fn one_caller_cannot_use_all_connection_slots() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    std::fs::write(builder.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
+    let lab = builder
         .proxy(&format!(
             "[proxy]\nmax_connections_per_caller = 2\n{}[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n",
             lab::allow_api(origin.port())
@@ -292,42 +293,42 @@ async fn one_caller_cannot_take_the_places_of_all() {
     let (_other, head) = begin("Proxy-Authorization: Bearer the-other-token-of-24-bytes\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200"), "another caller is not affected: {head}");
     drop((first, second));
-    // The proxy sees the ends a moment later.
+    // The proxy notices the closed connections shortly afterwards.
     let start = std::time::Instant::now();
     loop {
         let (_stream, head) = begin(&token()).await;
         if head.starts_with("HTTP/1.1 200") {
             break;
         }
-        assert!(start.elapsed() < lab::PATIENCE, "{head}");
+        assert!(start.elapsed() < lab::TIMEOUT, "{head}");
         tokio::task::yield_now().await;
     }
 }
 
-/// Other users can connect to the operator's socket only where the operator names some.
+/// Other users can connect to the operator's socket only if the configuration names them.
 #[tokio::test]
-async fn the_operators_socket_is_open_to_whom_it_is_meant_for() {
+async fn the_operators_socket_is_open_only_to_configured_users() {
     use std::os::unix::fs::PermissionsExt;
     for (uids, mode) in [("", 0o600), ("uids = [65534]\n", 0o666)] {
-        let lab = Ground::new().await.proxy(&format!("[admin]\nlisten = \"unix:a.sock\"\n{uids}")).await;
+        let lab = LabBuilder::new().await.proxy(&format!("[admin]\nlisten = \"unix:a.sock\"\n{uids}")).await;
         let file = std::fs::metadata(lab.dir.path().join("a.sock")).unwrap();
         assert_eq!(file.permissions().mode() & 0o777, mode, "{uids}");
         let mut stream = UnixStream::connect(lab.dir.path().join("a.sock")).await.unwrap();
         stream.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
-        assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 200"), "our own user needs no token");
+        assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 200"), "the daemon's user needs no token");
     }
 }
 
-/// The tool front-end takes every way to the proxy that there is.
+/// The tool front-end can connect to the proxy by every kind of listener.
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_come_in_by_a_socket_file_and_over_tls() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    Certificates::new(ground.dir.path());
+async fn the_tool_front_end_connects_over_unix_sockets_and_tls() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    Certificates::new(builder.dir.path());
     let task = format!("{}\ntools = [\"http_get\"]\n", lab::allow_api(origin.port()));
     let unix = "listen = [\"127.0.0.1:0\", \"unix:p.sock\"]";
     let tls = "tls = { cert = \"proxy.pem\", key = \"proxy-key.pem\" }";
-    let lab = ground.proxy(&format!("[proxy]\n{unix}\nunix_tasks = {{ {} = \"t\" }}\n{tls}\n{task}", uid())).await;
+    let lab = builder.proxy(&format!("[proxy]\n{unix}\nunix_tasks = {{ {} = \"t\" }}\n{tls}\n{task}", uid())).await;
     let input = format!("{{\"url\":\"https://api.test:{}/\"}}", origin.port());
     let call = |variables: &[(&str, &str)]| {
         let output = tokio::task::block_in_place(|| tools_at(variables, &["call", "http_get", "--input", "-"], &input));
@@ -341,7 +342,7 @@ async fn tools_come_in_by_a_socket_file_and_over_tls() {
     assert_eq!(call(&[("EXEAT_PROXY", &socket)]), hello);
     assert_eq!(call(&[("EXEAT_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
     assert_eq!(call(&[("HTTPS_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
-    // The token is not sent to any other program that answers at the address.
+    // The token is not sent to another program that answers at the address.
     let why = call(&[("EXEAT_PROXY", &at)]);
     assert!(why.contains("no proxy can be reached") && !why.contains(TOKEN), "{why}");
 }

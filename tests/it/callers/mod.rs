@@ -1,4 +1,4 @@
-//! Clients of the proxy: who they are, and that none shuts out another.
+//! Clients of the proxy: their identification, and the limits that keep them from shutting out each other.
 
 pub mod disconnect;
 pub mod identity;

@@ -1,4 +1,5 @@
-//! One tenant, or somebody without a token, against the others: what it may not read, fill or get for nothing.
+//! Isolation between tenants, and against clients without a token: data that must not be readable, limits that must not
+//! be exhausted, and calls that must be paid for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,19 +16,19 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{empty, h1, read_head};
-use crate::lab::{self, Ground, Lab, TOKEN};
+use crate::lab::{self, Lab, LabBuilder, TOKEN};
 
 /// The token of the task `u`.
 const OTHER: &str = "another-token-of-more-than-24-bytes";
 
-/// Two tasks that may use the same hosts.
+/// Starts a lab with two tasks that may use the same hosts.
 async fn two_tasks() -> Lab {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("other"), OTHER).unwrap();
     for name in ["seen.test", "control.test"] {
-        ground.dns.set(name, &["127.0.0.1"]);
+        builder.dns.set(name, &["127.0.0.1"]);
     }
-    ground
+    builder
         .proxy(
             "[integrations.all]\nallowed_domains = [\"*.test\"]\n[tasks.t]\nintegrations = [\"all\"]\n\
              [tasks.u]\ntoken = \"file:other\"\nintegrations = [\"all\"]\n",
@@ -45,17 +46,17 @@ async fn connect_as(lab: &Lab, task: &str, token: &str, to: &str) -> TcpStream {
     stream
 }
 
-/// The certificate that the proxy shows a task in a tunnel.
+/// Returns the certificate that the proxy presents to a task in a tunnel.
 async fn leaf(lab: &Lab, task: &str, token: &str, host: &'static str) -> Vec<u8> {
     let stream = connect_as(lab, task, token, &format!("{host}:443")).await;
-    let connector = TlsConnector::from(Arc::new(lab.trusting(&["http/1.1"])));
+    let connector = TlsConnector::from(Arc::new(lab.client_tls_config(&["http/1.1"])));
     let tls = connector.connect(host.try_into().unwrap(), stream).await.unwrap();
     tls.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
 
-/// A leaf is kept for all tasks. The second of its making would tell when the first of them went to the host.
+/// Leaf certificates are cached for all tasks. Their validity must not reveal when the first task visited the host.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_does_not_tell_when_another_task_went_to_a_host() {
+async fn a_certificate_does_not_reveal_when_another_task_visited_a_host() {
     let lab = two_tasks().await;
     for (task, token, host) in [("t", TOKEN, "seen.test"), ("u", OTHER, "seen.test"), ("u", OTHER, "control.test")] {
         let leaf = leaf(&lab, task, token, host).await;
@@ -67,11 +68,11 @@ async fn a_certificate_does_not_tell_when_another_task_went_to_a_host() {
     }
 }
 
-/// Lines of callers that nobody knows are limited in number; so must be their bytes.
+/// The number of audit lines of unknown callers is limited, and so is their size in bytes.
 #[tokio::test(flavor = "multi_thread")]
-async fn callers_without_a_token_do_not_fill_the_log_by_long_paths() {
-    let ground = Ground::new().await;
-    let lab = ground.proxy("[audit]\nrefusals_per_second = 50\n").await;
+async fn callers_without_a_token_cannot_fill_the_log_with_long_paths() {
+    let builder = LabBuilder::new().await;
+    let lab = builder.proxy("[audit]\nrefusals_per_second = 50\n").await;
     let path = "\\".repeat(2047);
     for _ in 0..50 {
         let text = format!("GET http://a/{path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
@@ -83,13 +84,13 @@ async fn callers_without_a_token_do_not_fill_the_log_by_long_paths() {
     assert!(bytes < 64 * 1024, "{bytes} bytes for 50 requests without a token");
 }
 
-/// Calls that were paid for before an execution began anew are not its calls.
+/// Calls that were charged before an execution was restarted do not count for the new one.
 #[tokio::test(flavor = "multi_thread")]
-async fn tunnels_from_before_give_no_calls_to_an_execution_that_began_anew() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn open_tunnels_give_no_calls_to_a_restarted_execution() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let to = format!("api.test:{}", origin.port());
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[plans.p.raw]\ncalls_per_execution = 3\n{}plan = \"p\"\n",
             lab::allow_api(origin.port())
@@ -99,7 +100,7 @@ async fn tunnels_from_before_give_no_calls_to_an_execution_that_began_anew() {
     for _ in 0..3 {
         old.push(lab.tls(&to, &["http/1.1"]).await);
     }
-    let (status, _) = lab.ask("POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
+    let (status, _) = lab.admin_request("POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
     assert!(status < 300, "{status}");
     let url = format!("https://{to}/");
     for _ in 0..3 {
@@ -121,14 +122,14 @@ async fn kept_h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Se
     sender
 }
 
-/// A call that a tunnel was opened with cannot be saved for a later minute.
+/// A call charged for a tunnel cannot be saved for a later minute.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a minute"]
-async fn calls_of_many_minutes_cannot_be_saved_in_tunnels() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn unused_tunnels_cannot_save_calls_for_later() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let to = format!("api.test:{}", origin.port());
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[plans.p]\ncalls_per_execution = 1\n[plans.p.raw]\ncalls_per_minute = 1\n{}plan = \"p\"\ntools = [\"http_get\"]\nraw = true\n",
             lab::allow_api(origin.port())
@@ -141,7 +142,7 @@ async fn calls_of_many_minutes_cannot_be_saved_in_tunnels() {
     };
     let mut kept = kept_h1(lab.tls(&to, &["http/1.1"]).await).await;
     assert_eq!(kept.send_request(request(true)).await.unwrap().status(), 200);
-    // The tool call gave the first CONNECT's call back.
+    // The tool call refunded the first CONNECT's call.
     let mut kept = kept_h1(lab.tls(&to, &["http/1.1"]).await).await;
     let opened = Instant::now();
     while opened.elapsed() < Duration::from_secs(61) {

@@ -1,9 +1,8 @@
-//! Chromium, which reads neither the proxy's password nor its CA from variables.
+//! Chromium, which reads neither the proxy's password nor its CA from environment variables.
 
 use super::*;
 
-/// Through the DevTools protocol, as Puppeteer and Playwright do it: what they call `page.authenticate` and
-/// `proxy.password` is what the script does.
+/// The script uses the DevTools protocol, as Puppeteer and Playwright do for `page.authenticate` and `proxy.password`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs chromium, certutil and node"]
 async fn chromium() {
@@ -18,7 +17,7 @@ async fn chromium() {
     assert_broke_off(&untrusted);
     let output = place.sh(&format!("{trust} && {}", open(&place.url("/")))).await;
     assert_eq!(assert_ok(&output), "hello h2 100000\n");
-    // It asks for things of its own, too, without a password.
+    // Chromium also sends background requests without a password.
     let summary = text(&output.stderr);
     assert!(!summary.contains("exeat: 0 allowed") && !summary.contains("× api.test"), "{summary}");
     let refusal = "net::ERR_TUNNEL_CONNECTION_FAILED";

@@ -7,12 +7,12 @@ import sys
 import grpc
 
 channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials())
-PATIENCE = 20
+TIMEOUT = 20
 
 
 def method(kind, name):
     call = kind("/chat.Chat/" + name)
-    return lambda message, timeout=PATIENCE, **more: call(message, timeout=timeout, **more)
+    return lambda message, timeout=TIMEOUT, **more: call(message, timeout=timeout, **more)
 
 
 say, ended = (method(channel.unary_unary, name) for name in ("Say", "Ended"))
@@ -76,7 +76,7 @@ print("deadline and cancellation")
 
 if key := os.environ.get("KEY"):
     call = channel.unary_unary("/chat.Chat/Say")
-    echo, call = call.with_call(b"", metadata=[("authorization", "Bearer " + key)], timeout=PATIENCE)
+    echo, call = call.with_call(b"", metadata=[("authorization", "Bearer " + key)], timeout=TIMEOUT)
     compressed = error(lambda: say(b"", metadata=[("x-compress", "yes")]))
     assert compressed.details() == "Received http2 header with status: 502", compressed
     print(echo.decode(), dict(call.trailing_metadata())["x-got"], sep="\n")

@@ -10,7 +10,7 @@ async fn curl_over_h1_and_h2() {
         let out = assert_ok(&place.run(&["curl", "-sS", flag, "-w", "%{http_version}", &place.url("/")]).await);
         assert_eq!(out, format!("hello\n{version}"));
     }
-    let file = place.ground.dir.path().join("upload");
+    let file = place.builder.dir.path().join("upload");
     fs::write(&file, vec![7_u8; 3_000_000]).unwrap();
     let upload = format!("@{}", file.display());
     for flag in ["--http1.1", "--http2"] {
@@ -51,7 +51,7 @@ async fn wget() {
     row(&Row { client: "wget", inside: "HTTP/1.1", needs, refusal });
 }
 
-/// No configuration at all: only a flag.
+/// The client needs no configuration, only a flag.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs curl"]
 async fn an_address_that_a_flag_names_is_reached_and_its_neighbours_are_not() {
@@ -69,7 +69,7 @@ async fn an_address_that_a_flag_names_is_reached_and_its_neighbours_are_not() {
     assert!(words.contains("--allow http://127.0.0.1:1"), "{words}");
 }
 
-/// Smart HTTP: `git http-backend` behind a TLS origin of our own.
+/// Smart HTTP: `git http-backend` behind the lab's TLS origin.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs git"]
 async fn git_clones_and_pushes() {
@@ -90,7 +90,7 @@ async fn git_clones_and_pushes() {
     assert!(text(&output.stderr).contains("HTTP/2 200"), "{}", text(&output.stderr));
     assert_eq!(fs::read(dir.join("cloned/file")).unwrap().len(), 200_000);
 
-    // More than `http.postBuffer`, so that it is sent in chunks; and nothing that zlib makes small.
+    // More than `http.postBuffer`, so git sends it in chunks; incompressible, so zlib does not shrink it.
     let mut state = 1_u32;
     let noise = std::iter::repeat_with(|| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -111,7 +111,7 @@ async fn git_clones_and_pushes() {
     row(&Row { client: "git", inside: "HTTP/2", needs: NOTHING, refusal });
 }
 
-/// curl asks for a user and a password; git sends its token as one. Both find a placeholder.
+/// curl sends a user and a password; git sends its token as a password. Both send a placeholder.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs curl and git"]
 async fn curl_and_git_send_the_placeholder_as_a_password() {
@@ -120,7 +120,7 @@ async fn curl_and_git_send_the_placeholder_as_a_password() {
     let run = async |how: &str, value: &str, script: &str| {
         let flag = format!("KEY={how}@api.test:{port}");
         let args = ["run", "-c", &config, "--credential", &flag, "--", "sh", "-c", script];
-        let mut command = exeat(place.ground.dir.path(), &args);
+        let mut command = exeat(place.builder.dir.path(), &args);
         command.env("KEY", value);
         output(command).await
     };

@@ -1,4 +1,4 @@
-//! A daemon that runs already, and `exeat env` in the sandbox's shell.
+//! A running daemon, and `exeat env` in the sandbox's shell.
 
 use super::*;
 use crate::operation::cli::Served;
@@ -9,7 +9,7 @@ use serde_json::Value;
 pub(super) async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Value>) {
     let config = place.config.to_str().unwrap();
     let mut served = Served::start(exeat(place.dir(), &["serve", "-c", config]));
-    // `exeat env` wants to read a port in the configuration; the daemon had one chosen for it.
+    // `exeat env` reads the port from the configuration; the daemon's port was chosen at run time.
     let fixed = fs::read_to_string(&place.config)
         .unwrap()
         .replace("[proxy]\nlisten = [\"127.0.0.1:0\"]", &format!("[proxy]\nlisten = [\"{}\"]", served.proxy()));
@@ -18,7 +18,7 @@ pub(super) async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Va
     let exeat = command.get_program().to_str().unwrap().to_owned();
     command = Command::new("sh");
     command.env_clear().env("HOME", place.dir()).env("XDG_STATE_HOME", place.dir().join("state"));
-    // Ways round the proxy that the sandbox was started with.
+    // The sandbox was started with variables that bypass the proxy.
     command.env("NO_PROXY", "api.test").env("no_grpc_proxy", "api.test").current_dir(place.dir());
     with_clients(&mut command);
     let script = format!("variables=$('{exeat}' env -c env.toml --task t) && eval \"$variables\" && {script}");
@@ -28,13 +28,13 @@ pub(super) async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Va
     })
     .await;
     served.signal(Signal::TERM);
-    assert!(served.ended(), "{}", served.said());
+    assert!(served.ended(), "{}", served.stderr());
     let log = fs::read_to_string(place.dir().join("state/exeat/audit.jsonl")).unwrap();
     let lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
     (output, lines.filter(|line: &Value| line["event"] != "opened").collect())
 }
 
-/// One request came through, and one was refused for its host.
+/// Asserts that one request passed and one was refused for its host.
 #[track_caller]
 fn assert_written_down(lines: &[Value]) {
     let of = |event: &str| lines.iter().filter(|line| line["event"] == event).cloned().collect::<Vec<_>>();
@@ -88,5 +88,5 @@ async fn node_in_a_sandbox() {
     let out = assert_ok(&output);
     assert!(out.starts_with("hello\n") && out.contains("Proxy response (403)"), "{out}");
     assert_written_down(&lines);
-    assert_eq!(place.ground.dns.queries("evil.test"), 0);
+    assert_eq!(place.builder.dns.queries("evil.test"), 0);
 }

@@ -1,4 +1,4 @@
-//! gRPC: streams that answer as they are asked, and trailers that say how it went.
+//! gRPC: bidirectional streams, and the status in trailers.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -7,7 +7,7 @@ use rcgen::{CertificateParams, Issuer, KeyPair};
 
 use super::*;
 
-/// A gRPC server for `api.test`, which the configuration allows. It ends when its standard input does.
+/// A gRPC server for `api.test`, which the configuration allows. It ends when its standard input is closed.
 struct Chat {
     server: Child,
     port: String,
@@ -49,7 +49,7 @@ impl Drop for Chat {
     }
 }
 
-/// The client behind `exeat run`, with the variables of gRPC's own that would lead it past the proxy.
+/// The client behind `exeat run`, with gRPC's own variables that would bypass the proxy.
 fn client(place: &Place, flags: &[&str], target: &str) -> Command {
     let run = ["run", "-c", place.config.to_str().unwrap()];
     let task: &[&str] = if flags.is_empty() { &["--task", "t"] } else { flags };
@@ -59,7 +59,7 @@ fn client(place: &Place, flags: &[&str], target: &str) -> Command {
     command
 }
 
-/// The output of `chat.py`.
+/// The expected output of `chat.py`.
 const SHOWN: &str = "unary\n50 rounds\n1000 messages\nstatus and trailers\n2 MiB\ndeadline and cancellation\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +89,7 @@ async fn python_grpcio_shows_the_status_of_a_refusal_inside() {
     assert!(said.contains("exeat: 0 allowed, 1 refused") && said.contains("method_not_allowed"), "{said}");
 }
 
-/// Every answer is looked through for the key, streams too. None is compressed, though the server would.
+/// Every answer is scanned for the key, including streams. No answer is compressed, although the server would.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs python3 with grpcio"]
 async fn python_grpcio_sends_a_placeholder() {
@@ -103,7 +103,7 @@ async fn python_grpcio_sends_a_placeholder() {
     assert_eq!(assert_ok(&output), format!("{SHOWN}Bearer {stars}\nBearer {stars}\n"));
     assert_eq!(fs::read_to_string(place.dir().join("key")).unwrap(), format!("Bearer {value}"));
     let summary = text(&output.stderr);
-    // The one that the server compressed was let through, and failed.
+    // The message that the server compressed passed, and the call failed.
     assert!(summary.contains("exeat: 13 allowed, 1 refused or failed"), "{summary}");
     assert!(summary.contains("1 × KEY sent to api.test") && summary.contains("upstream_protocol"), "{summary}");
 }
@@ -126,7 +126,7 @@ async fn python_grpcio_in_a_sandbox() {
     assert!(closed.iter().all(|line| line["response_status"] == 200 && line["alpn"] == "h2"), "{closed:#?}");
     let (waits, others): (Vec<_>, Vec<_>) = closed.into_iter().partition(|line| line["path"] == "/chat.Chat/Wait");
     assert!(others.iter().all(|line| line["verdict"] == "allow"), "{others:#?}");
-    // A deadline is kept by both sides, and either may be the first; only the client cancels.
+    // Both sides enforce a deadline, and either may do so first. Only the client cancels.
     assert_eq!((waits.len(), &waits[1]["verdict"]), (2, &"abandoned".into()), "{waits:#?}");
-    assert_eq!(place.ground.dns.queries("evil.test"), 0);
+    assert_eq!(place.builder.dns.queries("evil.test"), 0);
 }

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// A program that prints the answers to a GET and a POST.
+/// Runs a program that prints the answers to a GET and a POST.
 async fn fetch(place: &Place, command: &[&str]) -> Output {
     place.run(&[command, &[&place.url("/"), &place.url("/sink")]].concat()).await
 }
 
-/// The same, with a first URL that nobody allowed.
+/// Like [`fetch`], but the first URL is not allowed.
 async fn fetch_refused(place: &Place, command: &[&str]) -> Output {
     place.run(&[command, &["https://evil.test/", &place.url("/sink")]].concat()).await
 }
@@ -95,7 +95,7 @@ async fn node_fetch_with_the_agent_of_undici() {
     let script = format!(
         "const u = require('undici'); u.setGlobalDispatcher(new u.EnvHttpProxyAgent()); fetch = u.fetch;\n{NODE}"
     );
-    // An older Node reads no proxy variables of its own accord.
+    // Older versions of Node read no proxy variables by default.
     let node = ["env", "-u", "NODE_USE_ENV_PROXY", "node", "-e"];
     let direct = fetch(&place, &[&node[..], &[NODE]].concat()).await;
     assert!(!direct.status.success() && text(&direct.stderr).contains("ENOTFOUND"), "{}", text(&direct.stderr));
@@ -107,8 +107,8 @@ async fn node_fetch_with_the_agent_of_undici() {
     row(&Row { client: "Node undici", inside: "HTTP/1.1", needs, refusal });
 }
 
-/// Java reads none of the variables: properties name the proxy and the roots, and its user and password are
-/// the program's to give.
+/// Java reads none of the variables: properties name the proxy and the roots, and the program itself supplies the user
+/// and password.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a JDK"]
 async fn java_http_client() {
@@ -124,7 +124,7 @@ async fn java_http_client() {
     let command = ["sh", "-c", script, "sh"];
     let output = fetch(&place, &command).await;
     assert_eq!(assert_ok(&output), "hello\n100000 HTTP_2\n");
-    // It asks without a password first, and on another connection again.
+    // Java sends the request without a password first, and repeats it on another connection.
     let summary = text(&output.stderr);
     assert!(summary.contains("exeat: 2 allowed, 1 refused or failed\n     1 × -  "), "{summary}");
     assert!(summary.contains("caller_unknown"), "{summary}");
@@ -152,7 +152,7 @@ async fn go_net_http() {
     row(&Row { client: "Go net/http", inside: "HTTP/2", needs: NOTHING, refusal });
 }
 
-/// A key of an SDK that takes it apart before it sends anything: `app.key:secret`, as Basic.
+/// An SDK that parses its key before it sends anything: `app.key:secret`, as Basic.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs python3 with ably"]
 async fn an_sdk_accepts_the_placeholder_as_its_key() {
@@ -170,7 +170,7 @@ async fn an_sdk_accepts_the_placeholder_as_its_key() {
     );
     let config = place.config.to_str().unwrap();
     let args = ["run", "-c", config, "--credential", &flag, "--", "python3", "-c", &script];
-    let mut command = exeat(place.ground.dir.path(), &args);
+    let mut command = exeat(place.builder.dir.path(), &args);
     with_clients(&mut command);
     command.env("ABLY_KEY", key);
     let out = assert_ok(&output(command).await);

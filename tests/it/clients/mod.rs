@@ -1,7 +1,8 @@
-//! Programs that we did not write, behind `exeat run` and `exeat env`, against origins on the loopback.
+//! Third-party programs behind `exeat run` and `exeat env`, with origins on the loopback.
 //!
-//! They are ignored where they may be missing; continuous integration installs and runs them. What each
-//! needs and what it shows stands in `docs/clients.md`, which [`table`] holds to what the tests saw.
+//! The tests are ignored by default, because the programs may not be installed; continuous integration installs and
+//! runs them. `docs/clients.md` lists what each needs and what it shows, and [`table`] compares that page with the test
+//! results.
 
 mod browser;
 mod command_line;
@@ -16,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::lab::{Ground, Origin};
+use crate::lab::{LabBuilder, Origin};
 use crate::operation::cli::{exeat, output, text};
 
 use table::{Row, row};
@@ -26,19 +27,19 @@ const NOTHING: &str = "nothing";
 
 /// A configuration with one TLS origin, `api.test`, and one without TLS, `plain.test`.
 struct Place {
-    ground: Ground,
+    builder: LabBuilder,
     origin: Origin,
     plain: Origin,
     config: PathBuf,
 }
 
 async fn place() -> Place {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let plain = Origin::http().await;
-    ground.dns.set("plain.test", &["127.0.0.1"]);
-    let config = ground.dir.path().join("run.toml");
-    let body = ground.config(&format!(
+    builder.dns.set("plain.test", &["127.0.0.1"]);
+    let config = builder.dir.path().join("run.toml");
+    let body = builder.config(&format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n\
          [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\nmethods = [\"GET\", \"POST\", \"PUT\"]\n\
          [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
@@ -47,12 +48,12 @@ async fn place() -> Place {
         plain.port()
     ));
     fs::write(&config, body).unwrap();
-    Place { ground, origin, plain, config }
+    Place { builder, origin, plain, config }
 }
 
 impl Place {
     fn dir(&self) -> &Path {
-        self.ground.dir.path()
+        self.builder.dir.path()
     }
 
     fn url(&self, path: &str) -> String {
@@ -63,7 +64,7 @@ impl Place {
         format!("http://plain.test:{}{path}", self.plain.port())
     }
 
-    /// A command behind a proxy of its own.
+    /// Runs a command behind a proxy of its own.
     async fn run(&self, command: &[&str]) -> Output {
         let config = self.config.to_str().unwrap();
         let args = [&["run", "-c", config, "--task", "t", "--"], command].concat();
@@ -76,7 +77,7 @@ impl Place {
         self.run(&["sh", "-c", script]).await
     }
 
-    /// The command came through, and nothing else: its answer, which `exeat run` has counted.
+    /// Asserts that the command and nothing else passed. Returns its output, with the count of `exeat run` checked.
     #[track_caller]
     fn passed(&self, output: &Output) -> String {
         let out = assert_ok(output);
@@ -87,7 +88,7 @@ impl Place {
         out
     }
 
-    /// The command fails at a host that nobody allowed, and says so in words that its user sees.
+    /// Asserts that the command fails at a host that is not allowed, and that its message is visible to the user.
     #[track_caller]
     fn refused(&self, output: &Output, shown: &str) {
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
@@ -96,11 +97,11 @@ impl Place {
         assert!(own.contains(shown), "{shown:?} is not what it says: {own}");
         assert!(summary.contains("× evil.test:443") && summary.contains("host_not_allowed"), "{summary}");
         assert!(summary.contains("--allow evil.test"), "{summary}");
-        assert_eq!(self.ground.dns.queries("evil.test"), 0);
+        assert_eq!(self.builder.dns.queries("evil.test"), 0);
     }
 }
 
-/// The command does not trust our CA, and the summary asks whether it does.
+/// Asserts that the command does not trust the CA, and that the summary suggests this cause.
 #[track_caller]
 fn assert_broke_off(output: &Output) {
     let words = text(&output.stderr);
@@ -114,8 +115,8 @@ fn assert_ok(output: &Output) -> String {
     text(&output.stdout)
 }
 
-/// The folder with clients at the versions that the tests know: `bin` as in a virtual environment, and
-/// `node_modules`. Without it, those of the machine.
+/// The folder with the clients at the tested versions: `bin` as in a virtual environment, and `node_modules`. If it is
+/// not set, the tests use the installed clients.
 fn clients() -> Option<PathBuf> {
     std::env::var_os("EXEAT_TEST_CLIENTS").map(PathBuf::from)
 }
@@ -128,7 +129,7 @@ pub(crate) fn with_clients(command: &mut Command) {
     command.env("NODE_PATH", modules);
 }
 
-/// A program that prepares what a test needs, without any proxy.
+/// Runs a program that prepares what a test needs, without a proxy.
 #[track_caller]
 fn prepare(dir: &Path, program: &str, args: &[&str]) {
     let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! Package managers: pip, npm, cargo, apt. Their registries are files of the origin.
+//! Package managers: pip, npm, cargo, apt. The origin serves their registries as files.
 
 use super::*;
 use base64::Engine;
@@ -29,7 +29,7 @@ async fn pip() {
     };
     let out = place.passed(&place.sh(&install(&place.url("/files/simple/"))).await);
     assert!(out.ends_with("installed\n"), "{out}");
-    // The text appears before the client retries.
+    // The message appears before the client retries.
     let again = install("https://evil.test/simple/").replace(" -q --retries=0 ", " --ignore-installed --retries=1 ");
     let refusal = "OSError('Tunnel connection failed: 403 Forbidden')";
     place.refused(&place.sh(&again).await, refusal);
@@ -102,7 +102,7 @@ async fn cargo() {
             ("src/main.rs", "fn main() { exeat_probe::say(); }\n"),
         ],
     );
-    // The very one that builds this test: what is found by PATH may be a chooser that wants its own HOME.
+    // The cargo that builds this test: a cargo found by PATH may be a wrapper that needs its own HOME.
     let cargo = Path::new(env!("CARGO"));
     let run = |index: &str| {
         format!(
@@ -136,12 +136,12 @@ async fn apt() {
         packages.len()
     );
     for origin in [&place.origin, &place.plain] {
-        // The path of a repository without distributions is `./`, as it stands.
+        // The path of a repository without distributions is `./`, without normalization.
         origin.serve_file("apt/./Release", "text/plain", release.clone());
         origin.serve_file("apt/./Packages", "text/plain", packages.clone());
         origin.serve_file("apt/./probe.deb", "application/octet-stream", deb.clone());
     }
-    // Read before the machine's settings, which it replaces by none.
+    // This file is read before the machine's settings and disables them.
     let folder = place.dir().join("apt");
     let config = format!(
         "Dir \"{0}/\"; Dir::Etc \"etc/\"; Dir::State \"state/\"; Dir::Cache \"cache/\"; Dir::Log \"log/\";\n\

@@ -1,5 +1,5 @@
-//! The table in `docs/clients.md`. Each test holds its row to what it saw, or writes it when
-//! `EXEAT_UPDATE_DOCS=1`, so that any of them may run alone.
+//! The table in `docs/clients.md`. Each test compares its row with its results, or writes the row if
+//! `EXEAT_UPDATE_DOCS=1`, so each of them can run alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ const BEGIN: &str =
 const END: &str = "<!-- to here -->\n";
 const HEAD: &str = "| client | speaks inside | needs besides | a host that is not allowed |\n|---|---|---|---|\n";
 
-/// The results of a test with one client, as Markdown. Without versions, which differ from machine to machine.
+/// The results of a test with one client, as Markdown. They contain no versions, because those differ between machines.
 pub struct Row<'r> {
     pub client: &'r str,
-    /// The protocols of its requests behind CONNECT, or without it.
+    /// The protocols of its requests, inside CONNECT or without it.
     pub inside: &'r str,
     /// The settings that the client needs beyond those of `exeat run` and `exeat env`.
     pub needs: &'r str,
@@ -39,7 +39,7 @@ fn updating() -> bool {
     std::env::var_os("EXEAT_UPDATE_DOCS").is_some_and(|value| value == "1")
 }
 
-/// One file for all tests of this process. A test that fails has left it whole.
+/// Guards the file, which all tests of this process share. A test that fails leaves it complete.
 fn document() -> MutexGuard<'static, ()> {
     static DOCUMENT: Mutex<()> = Mutex::new(());
     DOCUMENT.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,7 +52,7 @@ fn path() -> PathBuf {
 /// Returns the text before the table, its rows, and the text after it.
 fn read() -> (String, Vec<String>, String) {
     let text = fs::read_to_string(path()).unwrap();
-    let (before, rest) = text.split_once(BEGIN).expect("the table's begin is marked");
+    let (before, rest) = text.split_once(BEGIN).expect("the start of the table is marked");
     let (table, after) = rest.split_once(END).expect("the table's end is marked");
     let rows = table.strip_prefix(HEAD).expect("the table has its head");
     (before.to_owned(), rows.lines().map(str::to_owned).collect(), after.to_owned())
@@ -80,7 +80,7 @@ fn every_row_has_a_test_and_every_test_its_row() {
     let _one_at_a_time = document();
     let (before, mut rows, after) = read();
     if updating() {
-        // The others write theirs; those that no test writes any more go.
+        // The other rows are written by their own tests; rows without a test are removed.
         rows.retain(|row| tested.iter().any(|name| name == client(row)));
         return write(&before, rows, &after);
     }

@@ -1,4 +1,4 @@
-//! Attacks of a hostile sandbox or origin on credentials, each of which succeeded once.
+//! Attacks on credentials by a hostile sandbox or origin, each of which succeeded once.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use hyper::body::Frame;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::{Way, auth};
-use crate::lab::{Ground, KEY, Lab, Origin, PATIENCE, Reply};
+use crate::lab::{KEY, Lab, LabBuilder, Origin, Reply, TIMEOUT};
 
-/// A value that can stand in names.
-const FOLDED: &str = "Ghp7q2zt9lmx4vbn8kcYW3P";
+/// A value that is valid in names.
+const LOWER_CASE_SAFE: &str = "Ghp7q2zt9lmx4vbn8kcYW3P";
 
 fn config(port: u16, integration: &str, credential: &str, task: &str) -> String {
     format!(
@@ -23,29 +23,30 @@ fn config(port: u16, integration: &str, credential: &str, task: &str) -> String 
 }
 
 async fn lab(integration: &str, credential: &str, task: &str) -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("folded"), FOLDED).unwrap();
-    std::fs::write(ground.dir.path().join("basic"), format!("x-access-token:{KEY}")).unwrap();
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&config(origin.port(), integration, credential, task)).await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("folded"), LOWER_CASE_SAFE).unwrap();
+    std::fs::write(builder.dir.path().join("basic"), format!("x-access-token:{KEY}")).unwrap();
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&config(origin.port(), integration, credential, task)).await;
     (lab, origin)
 }
 
-/// A body that is too large to be looked through before it goes: how an origin comes to know a value here.
-fn large() -> String {
+/// Returns a body that is too large to be scanned before it is forwarded. Origins learn values from such bodies in
+/// these tests.
+fn large_body() -> String {
     format!("{} {KEY}", "x".repeat(70_000))
 }
 
-/// The same for an origin that reads it from its end.
-fn reversed() -> String {
-    large().chars().rev().collect()
+/// Like [`large`], for an origin that reverses the body.
+fn reversed_large_body() -> String {
+    large_body().chars().rev().collect()
 }
 
 const REQUIRED: &str = "require_credential = \"KEY\"";
 
-/// A key of the sandbox's own beside the one that is required, so that the origin takes it instead.
+/// A sandbox must not add a key of its own to a required credential, because the origin may use that key instead.
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_required_credential_no_other_key_passes() {
+async fn refuses_other_keys_next_to_a_required_credential() {
     let bearer = "auth_type = \"bearer\"\nswap_in = [\"header:X-Other\", \"header:Cookie\"]";
     let header = "auth_type = \"header\"\nauth_header_name = \"X-Shop-Key\"\nswap_in = [\"header:X-Other\"]";
     let query = "auth_type = \"query_param\"\nauth_query_name = \"k\"\nswap_in = [\"header:X-Other\"]";
@@ -72,7 +73,10 @@ async fn beside_a_required_credential_no_other_key_passes() {
         let text = format!("{:?} {}", seen.headers, seen.uri);
         assert!(!text.contains("mine") && !text.contains("bWluZT"), "{path} {fields:?}: {text}");
         let sent = seen.headers.get("authorization").or(seen.headers.get("x-shop-key"));
-        assert!(sent.is_some() || seen.uri.query().unwrap().contains("k=sk-live"), "ours is there: {text}");
+        assert!(
+            sent.is_some() || seen.uri.query().unwrap().contains("k=sk-live"),
+            "the configured credential is present: {text}"
+        );
     }
     let (lab, origin) = lab(REQUIRED, bearer, "").await;
     let names =
@@ -87,11 +91,11 @@ async fn beside_a_required_credential_no_other_key_passes() {
     assert!(seen.headers.values().all(|value| value != "mine") && seen.uri.query() == Some("q=1"), "{seen:?}");
 }
 
-/// Ways that no rule of the integration is asked about.
+/// Requests to which no rule of the integration applies.
 #[tokio::test(flavor = "multi_thread")]
-async fn neither_a_webhook_nor_observing_evades_what_is_required() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn neither_webhooks_nor_observe_bypass_a_required_credential() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let task = format!(
         "raw = true\nobserve = true\ntools = [\"webhook\"]\nwebhook_urls = [\"https://api.test:{}/x\"]",
         origin.port()
@@ -99,7 +103,7 @@ async fn neither_a_webhook_nor_observing_evades_what_is_required() {
     let text =
         config(origin.port(), "methods = [\"GET\"]\nrequire_credential = \"KEY\"", "auth_type = \"bearer\"", &task)
             .replace("[\"api\"]", "[\"api\", \"webhook\"]");
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("https://api.test:{}/admin", origin.port());
     let own = ("authorization", "Bearer mine");
     let reply = lab.by(Way::Absolute, "POST", &url, &[own, ("exeat-tool", "webhook")], "").await;
@@ -108,9 +112,9 @@ async fn neither_a_webhook_nor_observing_evades_what_is_required() {
     assert!(origin.seen().is_empty());
 }
 
-/// Text around a placeholder, in the field of another credential.
+/// Text around a placeholder in the field of another credential.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_field_of_another_credential_carries_no_key_of_the_sandboxs_own() {
+async fn another_credentials_field_carries_no_key_of_the_sandbox() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
     let text = config(origin.port(), REQUIRED, "auth_type = \"bearer\"\nswap_in = [\"header:X-Shop\"]", "")
         .replace("[\"KEY\"]", "[\"KEY\", \"TWO\"]")
@@ -122,9 +126,9 @@ async fn the_field_of_another_credential_carries_no_key_of_the_sandboxs_own() {
     assert!(!origin.last().headers.contains_key("x-shop"));
 }
 
-/// A request that waits for its own body is not a way to keep what has been taken away.
+/// A request that waits for its own body cannot keep a credential that has been revoked meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_credential_that_was_revoked_while_a_body_came_is_not_sent() {
+async fn a_credential_revoked_during_an_upload_is_not_sent() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
     let at = format!("api.test:{}", origin.port());
     let head = format!(
@@ -137,7 +141,7 @@ async fn a_credential_that_was_revoked_while_a_body_came_is_not_sent() {
     for (text, want) in [(rotated, "200"), (revoked, "403")] {
         let mut stream = lab.connect().await;
         stream.write_all(head.as_bytes()).await.unwrap();
-        // It has been granted: the body is asked for.
+        // The request has been admitted: the proxy asks for the body.
         assert!(crate::lab::client::read_head(&mut stream).await.contains("100 Continue"));
         lab.reload(&text);
         stream.write_all(b"xy").await.unwrap();
@@ -146,12 +150,12 @@ async fn a_credential_that_was_revoked_while_a_body_came_is_not_sent() {
     }
     let seen = origin.seen();
     assert_eq!(seen.len(), 1);
-    assert_eq!(seen[0].headers["authorization"], format!("Bearer {FOLDED}"), "the new one, not the old one");
+    assert_eq!(seen[0].headers["authorization"], format!("Bearer {LOWER_CASE_SAFE}"), "the new one, not the old one");
 }
 
-/// A path that no rule can judge does not slip past the rule that requires.
+/// A path that no rule can evaluate does not evade the rule that requires a credential.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_with_two_readings_does_not_evade_what_is_required() {
+async fn an_ambiguous_path_does_not_bypass_a_required_credential() {
     let (lab, origin) = lab("paths = [\"/admin/*\"]\nrequire_credential = \"KEY\"", "auth_type = \"bearer\"", "").await;
     let text =
         config(origin.port(), "paths = [\"/admin/*\"]\nrequire_credential = \"KEY\"", "auth_type = \"bearer\"", "")
@@ -170,7 +174,7 @@ async fn a_path_with_two_readings_does_not_evade_what_is_required() {
     }
 }
 
-/// A body of one byte, and trailers behind it.
+/// Sends a body of one byte followed by trailers.
 async fn with_trailers(lab: &Lab, port: u16, length: usize, fields: &[(&str, &str)], trailers: HeaderMap) -> Reply {
     let frames = [Frame::data(Bytes::from(vec![b'x'; length])), Frame::trailers(trailers)];
     let frames = frames.into_iter().skip(usize::from(length == 0)).map(Ok::<_, std::io::Error>);
@@ -208,17 +212,17 @@ async fn values_do_not_leave_as_trailers() {
         reply.assert_refused(403, "leak_detected");
     }
     lab.reload(&config(origin.port(), "", "auth_type = \"bearer\"", "").replace("env:KEY", "file:folded"));
-    let reply = with_trailers(&lab, origin.port(), 1, &[], trailers(&[(FOLDED, "1")])).await;
+    let reply = with_trailers(&lab, origin.port(), 1, &[], trailers(&[(LOWER_CASE_SAFE, "1")])).await;
     reply.assert_refused(403, "leak_detected");
     assert!(origin.seen().is_empty());
 }
 
-/// The origin keeps an echo, and gives it back by a way that carries no credential.
+/// The origin stores an echo and returns it to a request that carries no credential.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_echo_that_was_kept_is_redacted_by_whatever_way_it_comes() {
-    let ground = Ground::new().await;
+async fn a_stored_echo_is_redacted_on_every_way() {
+    let builder = LabBuilder::new().await;
     let plain = Origin::http().await;
-    let origin = ground.origin("api.test").await;
+    let origin = builder.origin("api.test").await;
     let task = format!(
         "raw = true\ntools = [\"webhook\", \"http_post\"]\nwebhook_urls = [\"https://api.test:{}/x\"]",
         origin.port()
@@ -229,18 +233,18 @@ async fn an_echo_that_was_kept_is_redacted_by_whatever_way_it_comes() {
             "[integrations.plain]\nallowed_domains = [\"api.test\"]\nports = [{}]\nplain_http = true\n",
             plain.port()
         );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("https://api.test:{}/reverse", origin.port());
     let mut replies = vec![];
     for tool in ["webhook", "http_post"] {
-        replies.push(lab.by(Way::Absolute, "POST", &url, &[("exeat-tool", tool)], &reversed()).await);
+        replies.push(lab.by(Way::Absolute, "POST", &url, &[("exeat-tool", tool)], &reversed_large_body()).await);
     }
-    replies.push(lab.by(Way::TunnelH2, "POST", &url, &[("range", "bytes=0-9")], &reversed()).await);
+    replies.push(lab.by(Way::TunnelH2, "POST", &url, &[("range", "bytes=0-9")], &reversed_large_body()).await);
     assert!(!origin.last().headers.contains_key("range"), "pieces of an echo cannot be known");
     let request = lab.absolute("POST", &format!("http://api.test:{}/reverse", plain.port()));
-    replies.push(lab.send(request.body(Full::new(Bytes::from(reversed()))).unwrap()).await);
+    replies.push(lab.send(request.body(Full::new(Bytes::from(reversed_large_body()))).unwrap()).await);
     for reply in replies {
-        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, large().len()));
+        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, large_body().len()));
         assert!(!reply.text().contains(KEY));
     }
     for n in 0..4 {
@@ -248,18 +252,18 @@ async fn an_echo_that_was_kept_is_redacted_by_whatever_way_it_comes() {
     }
 }
 
-/// Whether a name holds another's value must not be told by hiding it.
+/// A redaction or refusal must not reveal whether a name contains another task's value.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_does_not_tell_whether_a_host_holds_the_value_of_another_task() {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("folded"), FOLDED).unwrap();
-    std::fs::write(ground.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
-    let origin = ground.origin("api.test").await;
+async fn a_refusal_does_not_reveal_whether_a_host_contains_another_tasks_value() {
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("folded"), LOWER_CASE_SAFE).unwrap();
+    std::fs::write(builder.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
+    let origin = builder.origin("api.test").await;
     let text = config(origin.port(), "", "auth_type = \"bearer\"", "")
         .replace("env:KEY", "file:folded")
         .replace("credentials = [\"KEY\"]", "")
         + "[tasks.other]\ntoken = \"file:other-token\"\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n";
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     for host in ["ghp7q2zt9lmx4vbn8kcyw3p.nowhere.test", "ghp7q2zt9lmx4vbn8kcyw3x.nowhere.test"] {
         let reply = lab.get(&format!("https://{host}/")).await;
         reply.assert_refused(403, "host_not_allowed");
@@ -267,12 +271,12 @@ async fn a_refusal_does_not_tell_whether_a_host_holds_the_value_of_another_task(
     }
     lab.ended(1).await;
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
-    assert!(!log.contains("ghp7q2zt9lmx4vbn8kcyw3p"), "the log is nobody's guess: {log}");
+    assert!(!log.contains("ghp7q2zt9lmx4vbn8kcyw3p"), "the log contains the guess: {log}");
 }
 
-/// HTTP/2 clients send cookies in pieces.
+/// HTTP/2 clients split cookies into several fields.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placeholder_in_one_of_many_cookies_is_swapped() {
+async fn a_placeholder_in_one_of_many_cookies_is_replaced() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"\nswap_in = [\"header:Cookie\"]", "").await;
     let url = format!("https://api.test:{}/", origin.port());
     let fields = [("cookie", "a=1"), ("cookie", "s=${secrets.KEY}"), ("cookie", "b=2")];
@@ -280,23 +284,23 @@ async fn a_placeholder_in_one_of_many_cookies_is_swapped() {
     assert_eq!(origin.last().headers["cookie"], format!("a=1; s={KEY}; b=2"));
 }
 
-/// One token, used as bearer and as a password: what comes back is what was sent.
+/// One token serves as a bearer token and as a password. The value that comes back was sent by the caller.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_credentials_with_one_value_raise_no_false_alarm() {
+async fn two_credentials_with_one_value_cause_no_false_find() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
     let text = config(origin.port(), "", "auth_type = \"bearer\"", "").replace("[\"KEY\"]", "[\"KEY\", \"GIT\"]")
         + "[credentials.GIT]\nauth_type = \"basic\"\nvalue = \"file:basic\"\ndomains = [\"api.test\"]\n";
     lab.reload(&text);
     let url = format!("https://api.test:{}/reverse", origin.port());
-    let reply = lab.by(Way::Absolute, "POST", &url, &[("exeat-credential", "GIT")], &reversed()).await;
+    let reply = lab.by(Way::Absolute, "POST", &url, &[("exeat-credential", "GIT")], &reversed_large_body()).await;
     assert_eq!(reply.status, 200);
     let line = lab.ended(0).await;
     assert_eq!((line["redacted"].as_u64(), line.get("alarm")), (Some(1), None), "{line}");
 }
 
-/// A small body is read before anything leaves; its time counts.
+/// A small body is read before anything leaves. That time counts towards the exchange.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_small_body_that_drips_has_no_more_time_than_the_exchange() {
+async fn a_dripping_small_body_is_limited_by_the_exchange_timeout() {
     let (lab, origin) =
         lab("", "auth_type = \"bearer\"", "plan = \"p\"\n[plans.p.raw]\nrequest_timeout = \"500ms\"").await;
     let mut stream = lab.connect().await;
@@ -309,9 +313,10 @@ async fn a_small_body_that_drips_has_no_more_time_than_the_exchange() {
     let start = Instant::now();
     let mut answer = [0; 64];
     loop {
-        assert!(start.elapsed() < PATIENCE, "it is still read");
+        assert!(start.elapsed() < TIMEOUT, "the body is still being read");
         stream.write_all(b"x").await.unwrap();
-        // A drip, not a wait for something: each is shorter than any timeout but that of the whole.
+        // This paces the drip and waits for no event; each pause is shorter than any timeout except that of the
+        // exchange.
         if let Ok(read) = tokio::time::timeout(Duration::from_millis(50), stream.read(&mut answer)).await {
             assert!(String::from_utf8_lossy(&answer[..read.unwrap()]).starts_with("HTTP/1.1 504"));
             break;
@@ -321,9 +326,9 @@ async fn a_small_body_that_drips_has_no_more_time_than_the_exchange() {
     assert!(origin.seen().is_empty());
 }
 
-/// A tool's name that is misspelt does not make the path of a webhook less secret.
+/// A misspelt tool name does not disclose the path of a webhook.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_path_of_what_was_meant_for_a_webhook_is_not_logged() {
+async fn the_path_of_a_misdirected_webhook_call_is_not_logged() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"", "raw = true\ntools = [\"webhook\"]").await;
     let url = format!("https://api.test:{}/services/secret-path", origin.port());
     for fields in [&[("exeat-tool", "webhok")][..], &[("exeat-tool", "webhook"), ("exeat-tool", "webhook")]] {
@@ -334,25 +339,25 @@ async fn the_path_of_what_was_meant_for_a_webhook_is_not_logged() {
     assert!(!log.contains("secret-path"), "{log}");
 }
 
-/// gRPC compresses by itself, message by message.
+/// gRPC compresses each message separately.
 #[tokio::test]
-async fn what_is_compressed_in_other_ways_is_refused_as_well() {
+async fn refuses_other_kinds_of_compression() {
     let words =
         b"HTTP/1.1 200 OK\r\ncontent-type: application/grpc\r\ngrpc-encoding: gzip\r\ncontent-length: 5\r\n\r\nhello";
-    let ground = Ground::new().await;
-    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
-    let lab = ground.proxy(&config(port, "", "auth_type = \"bearer\"", "")).await;
+    let builder = LabBuilder::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&builder, "api.test", words).await;
+    let lab = builder.proxy(&config(port, "", "auth_type = \"bearer\"", "")).await;
     let fields = [("exeat-credential", "KEY"), ("grpc-accept-encoding", "gzip")];
     let reply = lab.by(Way::Absolute, "POST", &format!("https://api.test:{port}/"), &fields, "").await;
     reply.assert_refused(502, "upstream_protocol");
 }
 
 #[tokio::test]
-async fn an_empty_content_encoding_codes_nothing() {
+async fn an_empty_content_encoding_is_ignored() {
     let words = b"HTTP/1.1 200 OK\r\ncontent-encoding: \r\ncontent-length: 5\r\n\r\nhello";
-    let ground = Ground::new().await;
-    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
-    let lab = ground.proxy(&config(port, "", "auth_type = \"bearer\"", "")).await;
+    let builder = LabBuilder::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&builder, "api.test", words).await;
+    let lab = builder.proxy(&config(port, "", "auth_type = \"bearer\"", "")).await;
     let reply =
         lab.by(Way::Absolute, "GET", &format!("https://api.test:{port}/"), &[("exeat-credential", "KEY")], "").await;
     assert_eq!((reply.status.as_u16(), reply.text()), (200, "hello"));

@@ -1,4 +1,4 @@
-//! The sandbox names a credential or holds a placeholder; the origin gets the value; nobody else does.
+//! The sandbox names a credential or holds a placeholder; only the origin receives the value.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,18 +7,18 @@ use exeat::model::secret::Secret;
 use exeat::vault::{MasterKey, Vault};
 
 use crate::lab::client::{Way, empty};
-use crate::lab::{Ground, KEY, Lab, Origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin};
 
-/// A placeholder in the shape of the key.
+/// A placeholder with the format of the key.
 const PLACEHOLDER: &str = "sk-live-placeholder-0000000";
 
-/// `api.test` and `other.test`, with one credential `KEY` that is bound to the first.
+/// Starts `api.test` and `other.test`, with one credential `KEY` that is bound to the first.
 async fn lab(credential: &str, task: &str, h1: bool) -> (Lab, Origin, Origin) {
-    let ground = Ground::new().await;
-    let origin = if h1 { ground.origin_h1("api.test").await } else { ground.origin("api.test").await };
-    let other = ground.origin("other.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = if h1 { builder.origin_h1("api.test").await } else { builder.origin("api.test").await };
+    let other = builder.origin("other.test").await;
     let text = config(&origin, &other, credential, task);
-    (ground.proxy(&text).await, origin, other)
+    (builder.proxy(&text).await, origin, other)
 }
 
 fn config(origin: &Origin, other: &Origin, credential: &str, task: &str) -> String {
@@ -32,12 +32,12 @@ fn config(origin: &Origin, other: &Origin, credential: &str, task: &str) -> Stri
     )
 }
 
-/// Every auth type, chosen in every way, over every way in, to origins of both protocols.
+/// Every auth type, selected in every way, by every way in, to HTTP/1.1 and h2 origins.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_auth_type_is_injected_in_every_way() {
+async fn every_auth_type_is_injected_on_every_way() {
     let basic = format!("Basic {}", STANDARD.encode(format!("user:{KEY}")));
     let bearer = format!("Bearer {KEY}");
-    // The type, its keys, the source, the field and its value.
+    // The auth type, its keys, the source, the field and its value.
     let types = [
         ("bearer", "", "env:KEY", "authorization", bearer.as_str()),
         ("header", "auth_header_name = \"X-Api-Key\"", "env:KEY", "x-api-key", KEY),
@@ -51,11 +51,11 @@ async fn every_auth_type_is_injected_in_every_way() {
                 let credential = format!(
                     "auth_type = \"{auth_type}\"\n{keys}\ninject = \"{inject}\"\nplaceholder = \"{PLACEHOLDER}\""
                 );
-                let ground = Ground::new().await;
-                std::fs::write(ground.dir.path().join("basic"), format!("user:{KEY}\n")).unwrap();
-                let origin = if h1 { ground.origin_h1("api.test").await } else { ground.origin("api.test").await };
+                let builder = LabBuilder::new().await;
+                std::fs::write(builder.dir.path().join("basic"), format!("user:{KEY}\n")).unwrap();
+                let origin = if h1 { builder.origin_h1("api.test").await } else { builder.origin("api.test").await };
                 let text = config(&origin, &origin, &credential, "").replace("env:KEY", source);
-                let lab = ground.proxy(&text).await;
+                let lab = builder.proxy(&text).await;
                 for way in Way::ALL {
                     let case = format!("{auth_type} {choice} h1:{h1} {way:?}");
                     let mark = if choice == "secrets" { "${secrets.KEY}" } else { PLACEHOLDER };
@@ -77,7 +77,7 @@ async fn every_auth_type_is_injected_in_every_way() {
                         _ => fields.push((field, &given)),
                     }
                     if matches!(choice, "named" | "always") {
-                        // The caller's own value in that place is removed.
+                        // The caller's own value in that field is removed.
                         if field.is_empty() {
                             path = "/p?k.y=mine&a=%2F&k%2ey=too&b".to_owned()
                         } else {
@@ -118,13 +118,13 @@ async fn every_auth_type_is_injected_in_every_way() {
 }
 
 #[tokio::test]
-async fn a_query_parameter_is_put_in_once_and_encoded() {
+async fn a_query_parameter_is_added_once_and_encoded() {
     let reserved = ":/?#[]@!$&'()*+,;= %\"<>\\^`{|}~-._ü";
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), reserved).unwrap();
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), reserved).unwrap();
+    let origin = builder.origin("api.test").await;
     let text = config(&origin, &origin, "auth_type = \"query_param\"", "").replace("env:KEY", "file:value");
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let value = "%3A%2F%3F%23%5B%5D%40%21%24%26%27%28%29%2A%2B%2C%3B%3D%20%25%22%3C%3E%5C%5E%60%7B%7C%7D~-._%C3%BC";
     let rows = [
         ("/", format!("/?api_key={value}")),
@@ -135,7 +135,7 @@ async fn a_query_parameter_is_put_in_once_and_encoded() {
         ("/p?API_KEY=kept", format!("/p?API_KEY=kept&api_key={value}")),
     ];
     for (path, want) in rows {
-        // The fragment has to be sent by hand: clients keep it to themselves.
+        // Client libraries do not send the fragment, so the test writes it itself.
         for fragment in ["", "#fragment"] {
             let url = format!("https://api.test:{}{path}{fragment}", origin.port());
             let answer = lab
@@ -147,23 +147,24 @@ async fn a_query_parameter_is_put_in_once_and_encoded() {
     }
 }
 
-/// A placeholder that is on its way anywhere else: refused where it could have been swapped, else a text.
+/// A placeholder for another destination is refused in a place where it could be swapped, and is plain text anywhere
+/// else.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placeholder_is_swapped_in_its_place_only() {
+async fn a_placeholder_is_replaced_only_in_its_field() {
     let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"\nswap_in = [\"header:X-Swap\"]");
     let (lab, origin, other) = lab(&credential, "", false).await;
     let api = |path: &str| format!("https://api.test:{}{path}", origin.port());
     let (bearer, in_text) = (format!("Bearer {PLACEHOLDER}"), format!("k={PLACEHOLDER};"));
     let basic = format!("Basic {}", STANDARD.encode(format!("x-access-token:{PLACEHOLDER}")));
     for way in Way::ALL {
-        // Elsewhere.
+        // To another host.
         let reply = lab
             .by(way, "GET", &format!("https://other.test:{}/", other.port()), &[("authorization", &bearer)], "")
             .await;
         reply.assert_refused(403, "credential_not_bound");
         assert_eq!(reply.problem()["credential"], "KEY");
         assert!(other.seen().is_empty());
-        // Text: another field, the path, the query, the body.
+        // As text: in another field, the path, the query and the body.
         let path = api(&format!("/{PLACEHOLDER}?q={PLACEHOLDER}"));
         let fields = [("x-text", bearer.as_str()), ("cookie", &in_text)];
         let reply = lab.by(way, "POST", &path, &fields, PLACEHOLDER).await;
@@ -171,7 +172,7 @@ async fn a_placeholder_is_swapped_in_its_place_only() {
         let seen = origin.last();
         assert_eq!(seen.uri.path_and_query().unwrap().as_str(), format!("/{PLACEHOLDER}?q={PLACEHOLDER}"));
         assert_eq!((&seen.headers["x-text"], &seen.body[..]), (&bearer.parse().unwrap(), PLACEHOLDER.as_bytes()));
-        // Where it says so, and inside of Basic.
+        // In a field that the configuration names, and inside Basic credentials.
         assert_eq!(lab.by(way, "GET", &api("/"), &[("x-swap", &in_text)], "").await.status, 200);
         assert_eq!(origin.last().headers["x-swap"], format!("k={KEY};"));
         assert_eq!(lab.by(way, "GET", &api("/"), &[("authorization", &basic)], "").await.status, 200);
@@ -186,10 +187,10 @@ async fn a_placeholder_is_swapped_in_its_place_only() {
             200
         );
         assert_eq!(origin.last().headers["authorization"], format!("token {KEY}"));
-        // Nobody's.
+        // A credential that does not exist.
         let reply = lab.by(way, "GET", &api("/"), &[("authorization", "Bearer ${secrets.NOPE}")], "").await;
         reply.assert_refused(403, "credential_unknown");
-        // Twice.
+        // The placeholder twice.
         let twice = format!("Bearer {PLACEHOLDER} {PLACEHOLDER}");
         lab.by(way, "GET", &api("/"), &[("authorization", &twice)], "")
             .await
@@ -204,12 +205,12 @@ async fn a_placeholder_is_swapped_in_its_place_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_injected_over_plain_http() {
-    let ground = Ground::new().await;
+    let builder = LabBuilder::new().await;
     let origin = Origin::http().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let text = config(&origin, &origin, &format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\""), "");
     let text = text.replace("[\"api.test\"]\nports", "[\"api.test\"]\nplain_http = true\nports");
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("http://api.test:{}/", origin.port());
     let bearer = format!("Bearer {PLACEHOLDER}");
     for field in [("exeat-credential", "KEY"), ("authorization", bearer.as_str())] {
@@ -231,28 +232,28 @@ async fn a_credential_is_bound_to_its_host_and_port() {
     let elsewhere = format!("https://other.test:{}/", other.port());
     lab.by(Way::Absolute, "GET", &elsewhere, &named, "").await.assert_refused(403, "credential_not_bound");
     let here = format!("https://api.test:{}/", origin.port());
-    assert_eq!(lab.by(Way::Absolute, "GET", &here, &named, "").await.status, 200, "a port of the integration");
+    assert_eq!(lab.by(Way::Absolute, "GET", &here, &named, "").await.status, 200, "a port listed in the integration");
     let text =
         config(&origin, &other, "auth_type = \"bearer\"", "").replace("[\"api.test\"]\nauth", "[\"api.test:1\"]\nauth");
     lab.reload(&text);
     lab.by(Way::TunnelH1, "GET", &here, &named, "").await.assert_refused(403, "credential_not_bound");
     let text = text.replace("api.test:1", &format!("api.test:{}", origin.port()));
     lab.reload(&text);
-    assert_eq!(lab.by(Way::TunnelH2, "GET", &here, &named, "").await.status, 200, "the port that is written out");
+    assert_eq!(lab.by(Way::TunnelH2, "GET", &here, &named, "").await.status, 200, "the explicit port");
     assert!(other.seen().is_empty());
 }
 
-/// Neither that it exists, nor its name, nor that a value is held.
+/// The other task learns neither that the credential exists, nor its name, nor whether it has a value.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_co_tenant_learns_nothing_of_the_credentials_of_another_task() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    std::fs::write(ground.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
+async fn a_task_learns_nothing_of_another_tasks_credentials() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    std::fs::write(builder.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
     let text = config(&origin, &origin, &format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\""), "");
-    // `t` loses the credential; another task has it.
+    // `t` loses the credential to another task.
     let text = text.replace("credentials = [\"KEY\"]", "")
         + "[tasks.other]\ntoken = \"file:other-token\"\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n";
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("https://api.test:{}/", origin.port());
     let mut answers = Vec::new();
     for name in ["KEY", "NONE"] {
@@ -260,27 +261,27 @@ async fn a_co_tenant_learns_nothing_of_the_credentials_of_another_task() {
             let reply = lab.by(Way::Absolute, "GET", &url, &[(field.0, &field.1)], "").await;
             reply.assert_refused(403, "credential_unknown");
             let mut problem = reply.problem();
-            assert_eq!(problem["credential"], name, "what was asked for, and no more");
+            assert_eq!(problem["credential"], name, "only the requested name");
             (problem["instance"], problem["credential"]) = ("".into(), "".into());
             answers.push(problem);
         }
     }
-    assert_eq!(answers[..2], answers[2..], "the one that exists is told from the one that does not");
+    assert_eq!(answers[..2], answers[2..], "existing and missing names are distinguished");
     assert!(!format!("{answers:?}").contains("KEY"));
-    // Its placeholder is a text for others.
+    // The placeholder is plain text for other tasks.
     let bearer = format!("Bearer {PLACEHOLDER}");
     assert_eq!(lab.by(Way::Absolute, "GET", &url, &[("authorization", &bearer)], "").await.status, 200);
     assert_eq!(origin.last().headers["authorization"], bearer);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_one_is_required_nothing_else_passes() {
+async fn refuses_requests_without_the_required_credential() {
     let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"");
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = config(&origin, &origin, &credential, "")
         .replace("[\"api.test\"]\nports", "[\"api.test\"]\nrequire_credential = \"KEY\"\nports");
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("https://api.test:{}/p?access_token=mine&a=1&api_key=mine", origin.port());
     let own = [
         ("authorization", "Bearer mine"),
@@ -305,17 +306,17 @@ async fn where_one_is_required_nothing_else_passes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_credentials_in_one_request_are_refused() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
         .replace("credentials = [\"KEY\"]", "credentials = [\"KEY\", \"TWO\"]")
         + "[credentials.TWO]\nauth_type = \"header\"\nauth_header_name = \"X-Two\"\nvalue = \"file:token\"\ndomains = [\"api.test\"]\n";
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("https://api.test:{}/", origin.port());
     let rows: [&[(&str, &str)]; 4] = [
         &[("exeat-credential", "KEY"), ("x-two", "${secrets.TWO}")],
         &[("authorization", "Bearer ${secrets.KEY}"), ("x-two", "${secrets.TWO}")],
-        // In the field of the other.
+        // In the field of the other credential.
         &[("x-two", "${secrets.KEY}")],
         &[("authorization", "Bearer ${secrets.TWO}")],
     ];
@@ -327,9 +328,9 @@ async fn two_credentials_in_one_request_are_refused() {
     assert!(origin.seen().is_empty());
 }
 
-/// With a nonce, `${NONCE.NAME}` is the placeholder and everything else a text.
+/// With a nonce, `${NONCE.NAME}` is the only placeholder; everything else is plain text.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_nonce_makes_its_own_marks_the_only_ones() {
+async fn with_a_nonce_only_its_own_placeholders_count() {
     let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"");
     let (lab, origin, other) = lab(&credential, "", false).await;
     let url = format!("https://api.test:{}/p", origin.port());
@@ -349,7 +350,7 @@ async fn a_nonce_makes_its_own_marks_the_only_ones() {
         assert_eq!(lab.by(Way::Absolute, "GET", &url, &[swap, ("authorization", text)], "").await.status, 200);
         assert_eq!(origin.last().headers["authorization"], text, "a text");
     }
-    // A mark where nothing can swap is refused.
+    // A mark in a place that is never swapped is refused.
     let before = origin.seen().len();
     let escaped = mark.replace('$', "%24").replace('{', "%7B").replace('}', "%7D");
     for (url, fields, body) in [
@@ -368,9 +369,9 @@ async fn a_nonce_makes_its_own_marks_the_only_ones() {
     assert_eq!((origin.seen().len(), other.seen().len()), (before, 0));
 }
 
-/// A credential without a value is disabled: no field goes out empty, nor as it was written.
+/// A credential without a value is disabled: neither an empty field nor the placeholder is sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_credential_without_a_value_is_refused_and_not_sent_empty() {
+async fn refuses_a_credential_without_a_value() {
     let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"");
     let (lab, origin, other) = lab(&credential, "", false).await;
     let url = format!("https://api.test:{}/", origin.port());
@@ -385,17 +386,17 @@ async fn a_credential_without_a_value_is_refused_and_not_sent_empty() {
     lab.reload(&gone.replace("auth_type", "inject = \"always\"\nauth_type"));
     lab.by(Way::Absolute, "GET", &url, &[], "").await.assert_refused(403, "credential_unknown");
     assert!(origin.seen().is_empty());
-    assert_eq!(lab.dns.queries("api.test"), 0, "it is known before anybody is asked");
+    assert_eq!(lab.dns.queries("api.test"), 0, "refused before any query");
 }
 
-/// A value that the sandbox has obtained cannot be sent in any of these forms.
+/// A sandbox that has obtained a value cannot send it in any of these forms.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_does_not_leave_in_a_request() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
         .replace("[\"api.test\"]\nports", "[\"api.test\", \"*.api.test\"]\nports");
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let asked = lab.dns.all_queries().len();
     let api = |path: &str| format!("https://api.test:{}{path}", origin.port());
     let base64 = STANDARD.encode(format!("user:{KEY}"));
@@ -430,19 +431,19 @@ async fn a_value_does_not_leave_in_a_request() {
     for form in forms {
         assert!(!text.contains(form), "{form} is in the log");
     }
-    // Absolute-form: not even a DNS query has left. The tunnels had asked for api.test, once.
+    // In absolute form, no DNS query has left either. The tunnels asked for api.test once.
     assert!(lab.dns.all_queries().len() <= asked + 2, "{:?}", lab.dns.all_queries());
 }
 
 #[tokio::test]
 async fn a_value_does_not_leave_as_a_host() {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), "Ghp7q2zt9lmx4vbn8kcYW3P").unwrap();
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), "Ghp7q2zt9lmx4vbn8kcYW3P").unwrap();
+    let origin = builder.origin("api.test").await;
     let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
         .replace("env:KEY", "file:value")
         .replace("[\"api.test\"]\nports", "[\"api.test\", \"*.api.test\"]\nports");
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     for host in ["ghp7q2zt9lmx4vbn8kcyw3p.api.test", "a.ghp7q2zt.9lmx4vbn8kcyw3p.api.test"] {
         lab.get(&format!("https://{host}:{}/", origin.port())).await.assert_refused(403, "leak_detected");
         let (head, _) = lab.try_connect(&format!("{host}:{}", origin.port())).await;
@@ -453,9 +454,9 @@ async fn a_value_does_not_leave_as_a_host() {
     assert!(!log.to_lowercase().contains("ghp01234"), "{log}");
 }
 
-/// As above, in the places of the other types, and over plain HTTP.
+/// As above, in the places of the other auth types, and over plain HTTP.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placeholder_of_any_type_goes_nowhere_else() {
+async fn a_placeholder_of_any_type_is_replaced_for_its_host_only() {
     let types = [
         ("bearer", "", "authorization"),
         ("basic", "", "authorization"),
@@ -463,10 +464,10 @@ async fn a_placeholder_of_any_type_goes_nowhere_else() {
         ("query_param", "", ""),
     ];
     for (auth_type, keys, field) in types {
-        let ground = Ground::new().await;
-        std::fs::write(ground.dir.path().join("basic"), format!("user:{KEY}")).unwrap();
-        let (origin, plain) = (ground.origin("api.test").await, Origin::http().await);
-        let other = ground.origin("other.test").await;
+        let builder = LabBuilder::new().await;
+        std::fs::write(builder.dir.path().join("basic"), format!("user:{KEY}")).unwrap();
+        let (origin, plain) = (builder.origin("api.test").await, Origin::http().await);
+        let other = builder.origin("other.test").await;
         let credential = format!("auth_type = \"{auth_type}\"\n{keys}\nplaceholder = \"{PLACEHOLDER}\"");
         let mut text = config(&origin, &other, &credential, "");
         if auth_type == "basic" {
@@ -477,7 +478,7 @@ async fn a_placeholder_of_any_type_goes_nowhere_else() {
                 "[integrations.plain]\nallowed_domains = [\"api.test\"]\nports = [{}]\nplain_http = true\n",
                 plain.port()
             );
-        let lab = ground.proxy(&text).await;
+        let lab = builder.proxy(&text).await;
         let given = match auth_type {
             "bearer" => format!("Bearer {PLACEHOLDER}"),
             "basic" => format!("basic\t{}", STANDARD.encode(format!("{PLACEHOLDER}:x"))),
@@ -497,22 +498,22 @@ async fn a_placeholder_of_any_type_goes_nowhere_else() {
     }
 }
 
-/// A refusal names the credential that it is about, if its caller may know: what was asked for, or what is its own. A
-/// value in the place of a name is neither told nor written down, and counts as a find.
+/// A refusal names its credential if the caller may learn the name: because the caller asked for it or owns it. A value
+/// in the place of a name is neither returned nor logged, and counts as a find.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_names_the_credential_that_it_is_about() {
+async fn a_refusal_names_its_credential() {
     const VALUE: &str = "Plain7q2zt9lmx4value";
     const FOREIGN: &str = "another-tasks-value-7q2zt9lmx4";
-    let ground = Ground::new().await;
-    let (origin, elsewhere) = (ground.origin("api.test").await, ground.origin("other.test").await);
+    let builder = LabBuilder::new().await;
+    let (origin, elsewhere) = (builder.origin("api.test").await, builder.origin("other.test").await);
     for (file, text) in [("value", VALUE), ("foreign", FOREIGN), ("token-2", "another-token-of-24-bytes-or-more")] {
-        std::fs::write(ground.dir.path().join(file), text).unwrap();
+        std::fs::write(builder.dir.path().join(file), text).unwrap();
     }
     let text = config(&origin, &elsewhere, "auth_type = \"bearer\"", "").replace("env:KEY", "file:value")
         + "[credentials.F]\nauth_type = \"bearer\"\nvalue = \"file:foreign\"\ndomains = [\"api.test\"]\n\
            [tasks.u]\ntoken = \"file:token-2\"\nintegrations = [\"api\"]\ncredentials = [\"F\"]\n\
            [leak]\nmax_finds = 3\n";
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let (here, there) =
         (format!("https://api.test:{}/", origin.port()), format!("https://other.test:{}/", elsewhere.port()));
     let swap = ("exeat-swap", "0123456789abcdef");
@@ -565,7 +566,7 @@ async fn a_refusal_names_the_credential_that_it_is_about() {
             &here,
             vec![("exeat-credential", FOREIGN)],
             unknown,
-            // The value of another task is not searched for, and not logged.
+            // The value of another task is neither searched for nor logged.
             told(FOREIGN),
             &foreign,
         ),
@@ -583,12 +584,12 @@ async fn a_refusal_names_the_credential_that_it_is_about() {
     assert!(!log.contains(&VALUE.to_lowercase()) && !log.contains(FOREIGN), "{log}");
 }
 
-/// Two tasks with the same credential, and each has the value that its workspace holds.
+/// Two tasks use the same credential, and each sends the value of its own workspace.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_task_sends_the_value_of_its_workspace() {
     const NONCE: &str = "0123456789abcdef";
-    let ground = Ground::new().await;
-    let (origin, dir) = (ground.origin("api.test").await, ground.dir.path().to_owned());
+    let builder = LabBuilder::new().await;
+    let (origin, dir) = (builder.origin("api.test").await, builder.dir.path().to_owned());
     let vault = Vault::new(dir.join("vault.exeat"), MasterKey::File(dir.join("vault.key")));
     let tasks = [("t", crate::lab::TOKEN, "one"), ("u", "another-token-of-24-bytes-or-more", "two")];
     let value = |workspace: &str| format!("value-of-{workspace}-7q2zt9lmx4");
@@ -609,12 +610,12 @@ async fn each_task_sends_the_value_of_its_workspace() {
             origin.port(),
             tasks.map(task).concat()
         );
-        let ground = Ground { dir: tempfile::tempdir_in(&dir).unwrap(), ..Ground::new().await };
-        ground.dns.set("api.test", &["127.0.0.1"]);
+        let builder = LabBuilder { dir: tempfile::tempdir_in(&dir).unwrap(), ..LabBuilder::new().await };
+        builder.dns.set("api.test", &["127.0.0.1"]);
         for file in ["vault.exeat", "vault.key", "one", "two", "origin-ca.pem"] {
-            std::fs::copy(dir.join(file), ground.dir.path().join(file)).unwrap();
+            std::fs::copy(dir.join(file), builder.dir.path().join(file)).unwrap();
         }
-        let lab = ground.proxy(&text).await;
+        let lab = builder.proxy(&text).await;
         let url = format!("https://api.test:{}/", origin.port());
         let (usual, marked) = ("Bearer ${secrets.KEY}", format!("Bearer ${{{NONCE}.KEY}}"));
         let ways: [&[(&str, &str)]; 4] = [

@@ -1,5 +1,4 @@
-//! A value is where it has to be, and nowhere else: not in logs, records, arguments, environments, files, or
-//! what a panic prints.
+//! Values appear only where they are needed: not in logs, records, arguments, environments, files or panic messages.
 
 use std::fs;
 use std::io::Write;
@@ -10,10 +9,11 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
 use crate::lab::client::auth;
-use crate::lab::{Ground, KEY};
+use crate::lab::{KEY, LabBuilder};
 use crate::operation::cli::{Served, exeat};
 
-/// Every spelling that a careless line could have: as it is, percent-encoded, hex, base64 at each alignment.
+/// Returns the encodings in which careless code could write a value: plain, percent-encoded, hex, and base64 at each
+/// alignment.
 fn spellings(value: &str) -> Vec<String> {
     let hex: String = value.bytes().map(|b| format!("{b:02x}")).collect();
     let percent: String = value.bytes().map(|b| format!("%{b:02X}")).collect();
@@ -23,7 +23,7 @@ fn spellings(value: &str) -> Vec<String> {
     for before in ["", "x", "xx"] {
         for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
             let encoded = engine.encode(format!("{before}{value}"));
-            // Without the characters at the ends that depend on what stands beside.
+            // Without the characters at both ends, which depend on the adjacent bytes.
             all.push(encoded[4..encoded.len() - 4].to_owned());
         }
     }
@@ -45,13 +45,13 @@ fn every_file(dir: &Path, look: &mut impl FnMut(&Path, &[u8])) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_is_in_no_log_record_argument_or_file() {
+async fn no_log_record_argument_or_file_contains_a_value() {
     for auth_type in ["bearer", "basic", "query_param", "header\"\nauth_header_name = \"X-Api-Key"] {
         let stored = if auth_type == "basic" { format!("user:{KEY}") } else { KEY.to_owned() };
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let (dir, port) = (ground.dir.path().to_owned(), origin.port());
-        let text = ground.config(&format!(
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let (dir, port) = (builder.dir.path().to_owned(), origin.port());
+        let text = builder.config(&format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[integrations.api]\nallowed_domains = [\"api.test\", \"*.api.test\"]\nports = [{port}]\n\
              [credentials.KEY]\nauth_type = \"{auth_type}\"\nvalue = \"secret:KEY\"\ndomains = [\"api.test\"]\n\
              [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
@@ -64,8 +64,9 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
         let mut command = exeat(&dir, &["serve", "-c", "e.toml"]);
         command.env("EXEAT_LOG", "trace");
         let mut served = Served::start(command);
-        assert!(served.ready.contains("ready"), "{}", served.said());
-        // It is used, comes back, and is tried to be sent in all places, also before anybody is known.
+        assert!(served.ready.contains("ready"), "{}", served.stderr());
+        // The credential is used and echoed, and the sandbox tries to send the value in all places, also without
+        // authentication.
         let percent: String = KEY.bytes().map(|b| format!("%{b:02x}")).collect();
         let base64 = STANDARD_NO_PAD.encode(KEY);
         let at = format!("api.test:{port}");
@@ -112,18 +113,18 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
             assert_nowhere(file, &fs::read(format!("{process}/{file}")).unwrap_or_default());
         }
         served.signal(rustix::process::Signal::TERM);
-        assert!(served.ended(), "{}", served.said());
-        assert!(served.said().contains("draining"), "{}", served.said());
-        assert_nowhere("stderr", served.said().as_bytes());
+        assert!(served.ended(), "{}", served.stderr());
+        assert!(served.stderr().contains("draining"), "{}", served.stderr());
+        assert_nowhere("stderr", served.stderr().as_bytes());
         every_file(&dir, &mut |path, content| assert_nowhere(&path.display().to_string(), content));
         let log = fs::read_to_string(dir.join("state/exeat/audit.jsonl")).unwrap();
         assert!(log.contains("\"credential_used\":\"KEY\"") && log.contains("leak_detected"), "{log}");
     }
 }
 
-/// The other half of [`a_panic_prints_no_value`]: a process that panics with everything in its hands.
+/// The child process of [`a_panic_prints_no_value`]. It panics while it holds all values.
 #[test]
-#[ignore = "panics on purpose; run by its other half"]
+#[ignore = "panics on purpose; run by a_panic_prints_no_value"]
 fn a_process_that_panics() {
     use exeat::model::secret::Secret;
     use exeat::policy::compile;
@@ -140,7 +141,7 @@ fn a_process_that_panics() {
     let secret = Secret::new(own.into_bytes());
     let hold = |secret: &Secret, task: &exeat::policy::rule::Task| {
         let value = task.credentials()[0].value().unwrap();
-        assert_ne!(value.expose().len(), secret.expose().len(), "a panic with a value in its hands");
+        assert_ne!(value.expose().len(), secret.expose().len(), "a panic while holding a value");
     };
     hold(&secret, task.as_ref().unwrap());
 }
@@ -152,6 +153,6 @@ fn a_panic_prints_no_value() {
     child.env("EXEAT_TEST_VALUE", KEY).env("RUST_BACKTRACE", "full");
     let output = child.output().unwrap();
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && words.contains("a panic with a value in its hands"), "{words}");
+    assert!(!output.status.success() && words.contains("a panic while holding a value"), "{words}");
     assert_nowhere("the panic", &[output.stdout, output.stderr].concat());
 }

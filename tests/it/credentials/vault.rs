@@ -1,4 +1,4 @@
-//! Secrets as operators handle them: with the real binary, and over the admin listener.
+//! Secrets from the operator's side: the real binary and the admin listener.
 
 use std::fs;
 use std::io::Write;
@@ -8,12 +8,12 @@ use std::process::{Output, Stdio};
 
 use crate::operation::cli::{exeat, text};
 
-/// Runs `exeat secret …` with this on standard input.
+/// Runs `exeat secret …` with this standard input.
 fn secret(dir: &Path, args: &[&str], input: &[u8]) -> Output {
     let mut command = exeat(dir, &[&["secret"], args].concat());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // One that refuses before it reads has closed its end.
+    // A command that refuses its arguments closes standard input without reading it.
     let _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap()
 }
@@ -23,7 +23,7 @@ fn code(output: &Output) -> Option<i32> {
 }
 
 #[test]
-fn secrets_are_set_listed_and_deleted_and_never_shown() {
+fn secrets_are_set_listed_and_deleted_and_never_printed() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, value) = (dir.path(), b"s3cret-value-7q2zt9lmx4\n");
     assert_eq!(code(&secret(dir, &["set", "KEY"], value)), Some(0));
@@ -36,7 +36,7 @@ fn secrets_are_set_listed_and_deleted_and_never_shown() {
     assert!(!out.contains(".exeat") && !out.contains("s3cret"), "{out}");
     let json: serde_json::Value = serde_json::from_slice(&secret(dir, &["list", "--json"], b"").stdout).unwrap();
     assert_eq!(json[0]["workspace"], "default");
-    assert!(text(&replaced.stderr).contains("state/exeat/vault.exeat"), "it says where");
+    assert!(text(&replaced.stderr).contains("state/exeat/vault.exeat"), "the message names the place");
     assert_eq!(text(&secret(dir, &["--workspace", "w2", "list"], b"").stdout).lines().count(), 1);
     for (args, input, want) in [
         (&["set", "EMPTY"][..], &b""[..], 2),
@@ -61,7 +61,7 @@ fn secrets_are_set_listed_and_deleted_and_never_shown() {
 }
 
 #[test]
-fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
+fn a_wrong_key_and_a_truncated_vault_are_reported_as_such() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(dir.join("exeat.toml"), "[vault]\nkey = \"env:MASTER\"\n").unwrap();
@@ -97,7 +97,7 @@ fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
 
 /// `check` reports a missing value and succeeds; an unusable one is a problem.
 #[test]
-fn check_tells_a_missing_value_from_an_unusable_one() {
+fn check_distinguishes_a_missing_value_from_an_unusable_one() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let config = |source: &str, auth: &str| {
@@ -147,7 +147,7 @@ fn check_tells_a_missing_value_from_an_unusable_one() {
     );
 }
 
-/// The key of the chain used to lie in a file of its own.
+/// Earlier versions kept the key of the audit chain in a file of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
     use exeat::audit::chain::{ChainKey, GENESIS, Head};
@@ -171,17 +171,17 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
         (code(&output), text(&output.stdout) + &text(&output.stderr))
     };
     assert!(verify().1.starts_with("whole: 2 lines"), "before it has moved: {}", verify().1);
-    assert!(!state.join("vault.exeat").exists(), "reading moves nothing");
+    assert!(!state.join("vault.exeat").exists(), "reading does not move the key");
     let start = || {
         let mut served = crate::operation::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
-        assert!(served.ready.contains("ready"), "{}", served.said());
+        assert!(served.ready.contains("ready"), "{}", served.stderr());
         served.signal(rustix::process::Signal::TERM);
         served.child.wait().unwrap()
     };
     assert!(start().success());
-    assert!(state.join("vault.exeat").exists() && !state.join("audit.key").exists(), "it has moved");
+    assert!(state.join("vault.exeat").exists() && !state.join("audit.key").exists(), "the key has moved");
     assert!(verify().1.starts_with("whole: 2 lines"), "{}", verify().1);
-    // A chain that was taken away is missed already at the next start.
+    // A removed chain is detected at the next start.
     let (log, head) = (state.join("audit.jsonl"), state.join("audit.head"));
     let kept = (fs::read(&log).unwrap(), fs::read(&head).unwrap());
     fs::remove_file(&log).unwrap();
@@ -190,12 +190,12 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
     assert!(fs::read_to_string(&log).unwrap().contains("cut_found"));
     fs::write(&log, kept.0).unwrap();
     fs::write(&head, kept.1).unwrap();
-    // A crash after the vault was written and before the file was removed.
+    // Simulates a crash after the vault was written and before the old key file was removed.
     fs::write(state.join("audit.key"), old).unwrap();
     fs::set_permissions(state.join("audit.key"), fs::Permissions::from_mode(0o600)).unwrap();
     assert!(start().success());
     assert!(!state.join("audit.key").exists());
-    // Another key than the vault's is nobody's business to throw away.
+    // A key that differs from the vault's is never deleted.
     fs::write(state.join("audit.key"), [b'0'; 64]).unwrap();
     fs::set_permissions(state.join("audit.key"), fs::Permissions::from_mode(0o600)).unwrap();
     let served = crate::operation::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
@@ -204,15 +204,15 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
 }
 
 #[test]
-fn odd_files_are_said_as_what_they_are() {
+fn unusual_files_are_reported_as_such() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
     let state = dir.join("state/exeat");
-    // The temporary files of a killed writer are removed; other files stay.
+    // Temporary files of a killed writer are removed; other files stay.
     fs::write(state.join(".vault.exeat.abc123.exeat-tmp"), "torn").unwrap();
     fs::write(state.join(".vault.exeat.backup"), "kept").unwrap();
-    // The vault may lie elsewhere, behind a link.
+    // The vault may be in another folder, behind a symbolic link.
     let real = dir.join("real");
     fs::rename(state.join("vault.exeat"), &real).unwrap();
     std::os::unix::fs::symlink(&real, state.join("vault.exeat")).unwrap();
@@ -235,7 +235,7 @@ fn odd_files_are_said_as_what_they_are() {
 }
 
 #[test]
-fn a_misspelt_vault_is_not_taken_for_none() {
+fn a_misspelt_vault_path_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("e.toml"), "[valut]\npath = \"mine\"\n[other]\nx = { y = 1 }\n").unwrap();
     let output = secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-7q2zt9lmx4");
@@ -244,14 +244,14 @@ fn a_misspelt_vault_is_not_taken_for_none() {
         "{}",
         text(&output.stderr)
     );
-    // Other problems do not prevent it: the missing secret may be the cause of them.
+    // Other problems do not prevent it, because the missing secret may be their cause.
     fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:UNSET\"\nintegrations = [\"nope\"]\n").unwrap();
     assert_eq!(code(&secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
 }
 
-/// The key is older than the second chain; that is no sign of a chain that was taken away.
+/// The key is older than the second chain. This does not mean that a chain was removed.
 #[test]
-fn two_daemons_share_a_vault_and_each_has_its_chain() {
+fn two_daemons_share_a_vault_and_keep_separate_chains() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for state in ["one", "two", "one"] {
@@ -262,7 +262,7 @@ fn two_daemons_share_a_vault_and_each_has_its_chain() {
         );
         fs::write(dir.join("e.toml"), config).unwrap();
         let mut served = crate::operation::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
-        assert!(served.ready.contains("ready"), "{}", served.said());
+        assert!(served.ready.contains("ready"), "{}", served.stderr());
         served.signal(rustix::process::Signal::TERM);
         assert!(served.child.wait().unwrap().success());
         let verify = exeat(dir, &["audit", "verify", "-c", "e.toml"]).output().unwrap();
@@ -272,16 +272,16 @@ fn two_daemons_share_a_vault_and_each_has_its_chain() {
             text(&verify.stdout)
         );
     }
-    // One that was taken away shows all the same.
+    // A removed chain is still detected.
     fs::remove_file(dir.join("one/audit.jsonl")).unwrap();
     fs::remove_file(dir.join("one/audit.head")).unwrap();
     let served = crate::operation::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
-    assert!(served.ready.contains("ready") && served.said().contains("has lost lines"), "{}", served.said());
+    assert!(served.ready.contains("ready") && served.stderr().contains("has lost lines"), "{}", served.stderr());
 }
 
-/// Writers that are killed at any moment leave what had been set, and a vault that can be read.
+/// A writer that is killed at any moment leaves the confirmed secrets and a readable vault.
 #[test]
-fn a_killed_writer_loses_nothing_that_was_said_to_be_set() {
+fn a_killed_writer_loses_no_confirmed_secret() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let mut kept = Vec::new();
@@ -291,7 +291,7 @@ fn a_killed_writer_loses_nothing_that_was_said_to_be_set() {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         let _ = child.stdin.take().unwrap().write_all(b"value-7q2zt9lmx4");
-        // Ever later, from before it begins to after it has ended.
+        // The kill comes later in each round, from before the writer starts to after it has ended.
         let start = std::time::Instant::now();
         while start.elapsed() < std::time::Duration::from_micros(u64::from(round) * 500) {}
         let _ = child.kill();

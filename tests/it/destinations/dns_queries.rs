@@ -1,4 +1,4 @@
-//! DNS is a way out as any other: each name that leaves costs a call, has its line, and comes within a limit.
+//! DNS is a channel out of the sandbox: each resolved name costs a call, has an audit line and is rate-limited.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,12 +11,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{Way, auth, client_config, empty, read_head};
-use crate::lab::{Ground, Lab, Origin, PATIENCE, Reply};
+use crate::lab::{Lab, LabBuilder, Origin, Reply, TIMEOUT};
 use crate::operation::cli::{Served, exeat};
 
 const TOOL: (&str, &str) = ("exeat-tool", "http_request");
 
-/// `t` may ask for any name under `zone.test`, all of which lead to one origin; `u` too.
+/// `t` and `u` may resolve any name under `zone.test`; all of them lead to one origin.
 fn config(origin: &Origin, text: &str) -> String {
     let port = origin.port();
     format!(
@@ -29,44 +29,44 @@ fn config(origin: &Origin, text: &str) -> String {
 
 const OTHER: &str = "another-token-of-more-than-24-bytes";
 
-async fn ground(names: usize) -> (Ground, Origin) {
-    let ground = Ground::new().await;
-    fs::write(ground.dir.path().join("other-token"), OTHER).unwrap();
-    let origin = ground.origin("n0.zone.test").await;
+async fn builder(names: usize) -> (LabBuilder, Origin) {
+    let builder = LabBuilder::new().await;
+    fs::write(builder.dir.path().join("other-token"), OTHER).unwrap();
+    let origin = builder.origin("n0.zone.test").await;
     for n in 0..names {
-        ground.dns.set(&name(n), &["127.0.0.1"]);
-        ground.dns.set(&format!("n{n}.blind.test"), &["127.0.0.1"]);
+        builder.dns.set(&name(n), &["127.0.0.1"]);
+        builder.dns.set(&format!("n{n}.blind.test"), &["127.0.0.1"]);
     }
-    (ground, origin)
+    (builder, origin)
 }
 
 async fn lab(text: &str, names: usize) -> (Lab, Origin) {
-    let (ground, origin) = ground(names).await;
+    let (builder, origin) = builder(names).await;
     let text = config(&origin, text);
-    (ground.proxy(&text).await, origin)
+    (builder.proxy(&text).await, origin)
 }
 
 fn name(n: usize) -> String {
     format!("n{n}.zone.test")
 }
 
-/// The names that were asked for, each once.
-fn asked(lab: &Lab) -> Vec<String> {
+/// Returns the distinct names that were queried.
+fn queried_names(lab: &Lab) -> Vec<String> {
     let mut names = lab.dns.all_queries();
     names.sort();
     names.dedup();
     names
 }
 
-/// The raw calls of `t` that its plan has left.
+/// Returns the remaining raw calls of `t` under its plan.
 async fn raw_calls_left(lab: &Lab) -> Value {
     let text = lab.raw("GET /v1/self HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{auth}\r\n").await;
     let body = text.split_once("\r\n\r\n").unwrap().1;
     serde_json::from_str::<Value>(body).unwrap()["limits"]["raw"]["calls_left"].clone()
 }
 
-/// Opens a tunnel and closes it; the code of the refusal if there is one.
-async fn knock(lab: &Lab, to: &str) -> Option<String> {
+/// Opens a tunnel and closes it. Returns the code of the refusal, if any.
+async fn open_and_close_tunnel(lab: &Lab, to: &str) -> Option<String> {
     let (head, stream) = lab.try_connect(to).await;
     drop(stream);
     refusal(&head)
@@ -79,21 +79,21 @@ fn refusal(head: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_are_only_connected_to_cost_a_call_each() {
+async fn each_unused_tunnel_costs_a_call() {
     let (lab, origin) = lab("[plans.p.raw]\ncalls_per_execution = 1", 40).await;
     let targets: Vec<String> = (0..40).map(|n| format!("{}:{}", name(n), origin.port())).collect();
-    let codes = join_all(targets.iter().map(|to| knock(&lab, to))).await;
+    let codes = join_all(targets.iter().map(|to| open_and_close_tunnel(&lab, to))).await;
     assert_eq!(codes.iter().filter(|code| code.is_none()).count(), 1, "{codes:?}");
     assert!(codes.iter().flatten().all(|code| code == "execution_limit"), "{codes:?}");
-    assert_eq!(asked(&lab).len(), 1, "{:?}", asked(&lab));
+    assert_eq!(queried_names(&lab).len(), 1, "{:?}", queried_names(&lab));
     lab.ended(39).await;
 }
 
 #[tokio::test]
-async fn a_handshake_that_fails_is_a_connect_without_a_request() {
+async fn a_failed_handshake_counts_as_an_unused_tunnel() {
     let (lab, origin) = lab("[plans.p.raw]\ncalls_per_execution = 2", 1).await;
     let to = format!("{}:{}", name(0), origin.port());
-    // It trusts nobody.
+    // The client trusts no root.
     let config: ClientConfig = client_config(rustls::RootCertStore::empty(), &[]);
     let stream = lab.tunnel(&to).await;
     let shaken = TlsConnector::from(std::sync::Arc::new(config)).connect(name(0).try_into().unwrap(), stream).await;
@@ -104,19 +104,19 @@ async fn a_handshake_that_fails_is_a_connect_without_a_request() {
 }
 
 #[tokio::test]
-async fn a_tunnel_with_requests_costs_what_they_cost() {
+async fn a_tunnel_costs_its_requests() {
     for way in [Way::TunnelH1, Way::TunnelH2] {
         let (lab, origin) = lab("[plans.p.raw]\ncalls_per_execution = 3", 1).await;
         let url = format!("https://{}:{}/", name(0), origin.port());
         assert_eq!(lab.by(way, "GET", &url, &[], "").await.status, 200);
         assert_eq!(raw_calls_left(&lab).await, 2, "{way:?}");
-        // One that is refused inside is one as well.
+        // A request that is refused inside a tunnel costs a call too.
         lab.by(way, "GET", &format!("{url}elsewhere"), &[], "").await.assert_refused(403, "path_not_allowed");
         assert_eq!(raw_calls_left(&lab).await, 1, "{way:?}");
-        // A tool call is none of the raw ones.
+        // A tool call does not count as a raw call.
         assert_eq!(lab.by(way, "GET", &url, &[TOOL], "").await.status, 200);
         assert_eq!(raw_calls_left(&lab).await, 1, "{way:?}");
-        // One that never gets anywhere has opened a tunnel all the same.
+        // A request that is refused early has opened a tunnel nonetheless.
         let unknown = [("exeat-tool", "shell")];
         lab.by(way, "GET", &url, &unknown, "").await.assert_refused(403, "tool_not_enabled");
         assert_eq!(raw_calls_left(&lab).await, 0, "{way:?}");
@@ -124,7 +124,7 @@ async fn a_tunnel_with_requests_costs_what_they_cost() {
 }
 
 #[tokio::test]
-async fn of_several_requests_in_a_tunnel_the_first_is_paid_for() {
+async fn the_first_request_in_a_tunnel_is_already_paid() {
     let (lab, origin) = lab("[plans.p.raw]\ncalls_per_execution = 2", 1).await;
     let to = format!("{}:{}", name(0), origin.port());
     let io = TokioIo::new(lab.tls(&to, &["http/1.1"]).await);
@@ -141,9 +141,9 @@ async fn of_several_requests_in_a_tunnel_the_first_is_paid_for() {
     assert_eq!(refusal(&h2).as_deref(), Some("execution_limit"));
 }
 
-/// Stopping an execution reaches a tunnel that was paid for and not used.
+/// Stopping an execution also affects a tunnel that is paid for and unused.
 #[tokio::test]
-async fn what_was_paid_for_before_is_refused_after_a_stop() {
+async fn refuses_paid_requests_after_a_stop() {
     let (lab, origin) = lab("[leak]\nmax_finds = 1\n[plans.p]", 1).await;
     let to = format!("{}:{}", name(0), origin.port());
     let tls = lab.tls(&to, &["http/1.1"]).await;
@@ -154,16 +154,16 @@ async fn what_was_paid_for_before_is_refused_after_a_stop() {
 }
 
 #[tokio::test]
-async fn new_names_come_within_a_limit_and_known_ones_without() {
+async fn new_names_are_limited_and_known_names_are_not() {
     let (lab, origin) = lab("[dns]\nnew_names_per_minute = 4\n[plans.p]", 8).await;
     let url = |n: usize| format!("https://{}:{}/", name(n), origin.port());
     let to = |n: usize| format!("{}:{}", name(n), origin.port());
     assert_eq!(lab.get(&url(0)).await.status, 200);
-    assert_eq!(knock(&lab, &to(1)).await, None);
-    assert_eq!(knock(&lab, &format!("n2.blind.test:{}", origin.port())).await, None);
-    // A name that there is not leaves all the same.
+    assert_eq!(open_and_close_tunnel(&lab, &to(1)).await, None);
+    assert_eq!(open_and_close_tunnel(&lab, &format!("n2.blind.test:{}", origin.port())).await, None);
+    // A query for a name that does not exist leaves as well.
     lab.get(&format!("https://none.zone.test:{}/", origin.port())).await.assert_refused(502, "resolve_failed");
-    let before = asked(&lab);
+    let before = queried_names(&lab);
     for refused in [lab.get(&url(5)).await, lab.by(Way::Absolute, "GET", &url(6), &[TOOL], "").await] {
         refused.assert_refused(429, "rate_limited");
         let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
@@ -173,19 +173,19 @@ async fn new_names_come_within_a_limit_and_known_ones_without() {
         assert_eq!(problem["limit"], json!({"name": "dns.new_names_per_minute", "allowed": 4}), "{problem}");
         assert_eq!(problem["retry_after_s"], wait);
     }
-    assert_eq!(knock(&lab, &to(7)).await.as_deref(), Some("rate_limited"));
+    assert_eq!(open_and_close_tunnel(&lab, &to(7)).await.as_deref(), Some("rate_limited"));
     let own = format!(
         "GET /v1/self/resolve?host={}&port={} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{{auth}}\r\n",
         name(7),
         origin.port()
     );
     assert!(lab.raw(&own).await.starts_with("HTTP/1.1 429"), "a question about it is a look-up as well");
-    assert_eq!(asked(&lab), before, "nothing more left");
-    // Names that it has resolved before still resolve, even those for which it got no answer.
+    assert_eq!(queried_names(&lab), before, "nothing more left");
+    // Names that the execution has queried before still resolve, including those without an answer.
     assert_eq!(lab.get(&url(0)).await.status, 200);
     lab.get(&url(1)).await.assert_refused(502, "tls_failed");
     lab.get(&format!("https://none.zone.test:{}/", origin.port())).await.assert_refused(502, "resolve_failed");
-    // Another execution has a minute of its own; what others know does not count for it.
+    // Another execution has a limit of its own; names queried by others do not count for it.
     for n in 0..5 {
         let request = http::Request::get(url(n)).header("host", to(n));
         let bearer = format!("Bearer {OTHER}");
@@ -199,30 +199,30 @@ async fn new_names_come_within_a_limit_and_known_ones_without() {
     assert!(limited.iter().all(|line| line["rule"] == "dns.new_names_per_minute: 4"), "{limited:#?}");
 }
 
-/// Addresses are none, nor are names that the configuration answers.
+/// Neither addresses nor names that the configuration resolves count as names.
 #[tokio::test]
-async fn what_nobody_is_asked_for_is_no_name() {
+async fn addresses_and_configured_names_do_not_count_as_names() {
     let (lab, origin) = {
-        let (ground, origin) = ground(1).await;
+        let (builder, origin) = builder(1).await;
         let hosts = "hosts = { \"n1.zone.test\" = [\"127.0.0.1\"], \"n2.zone.test\" = [\"127.0.0.1\"] }";
         let text = config(&origin, &format!("[dns]\nnew_names_per_minute = 1\n{hosts}\n[plans.p]"));
-        (ground.proxy(&text).await, origin)
+        (builder.proxy(&text).await, origin)
     };
     for n in [1, 2, 0, 1] {
-        assert_eq!(knock(&lab, &format!("{}:{}", name(n), origin.port())).await, None, "{n}");
+        assert_eq!(open_and_close_tunnel(&lab, &format!("{}:{}", name(n), origin.port())).await, None, "{n}");
     }
 }
 
-/// However many others are refused beside it.
+/// This holds even during a flood of other refusals.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_name_that_leaves_and_every_tunnel_has_its_line() {
+async fn every_resolved_name_and_every_tunnel_is_logged() {
     let (lab, origin) = lab("[audit]\nrefusals_per_second = 1\n[plans.p]", 60).await;
     let port = origin.port();
     for n in 0..20 {
         lab.get("https://elsewhere.test/").await.assert_refused(403, "host_not_allowed");
-        // A tunnel and nothing in it; one again; one with a request that is refused; a name that there is not.
-        assert_eq!(knock(&lab, &format!("{}:{port}", name(n))).await, None);
-        assert_eq!(knock(&lab, &format!("{}:{port}", name(n))).await, None);
+        // A tunnel without a request, twice; a tunnel with a refused request; a name that does not exist.
+        assert_eq!(open_and_close_tunnel(&lab, &format!("{}:{port}", name(n))).await, None);
+        assert_eq!(open_and_close_tunnel(&lab, &format!("{}:{port}", name(n))).await, None);
         let inside = format!("https://{}:{port}/not-this", name(20 + n));
         lab.by(Way::TunnelH1, "GET", &inside, &[], "").await.assert_refused(403, "path_not_allowed");
         let mut clear = lab.tunnel(&format!("{}:{port}", name(40 + n))).await;
@@ -240,20 +240,20 @@ async fn every_name_that_leaves_and_every_tunnel_has_its_line() {
         if missing.is_empty() {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "{missing:?}");
+        assert!(start.elapsed() < TIMEOUT, "{missing:?}");
         tokio::task::yield_now().await;
     }
     let lines = lab.audit().await;
     assert!(lines.iter().filter(|line| line["host"] == "elsewhere.test").count() < 20, "others are still counted");
 }
 
-/// The log goes to a pipe that nobody reads any more.
+/// The log is written to a pipe whose reader has gone.
 #[tokio::test]
-async fn no_name_and_no_connection_leaves_while_the_log_cannot_be_written() {
-    let (ground, origin) = ground(10).await;
-    let dir = ground.dir.path();
+async fn nothing_is_resolved_or_dialled_while_the_log_cannot_be_written() {
+    let (builder, origin) = builder(10).await;
+    let dir = builder.dir.path();
     let text = config(&origin, "[audit]\npath = \"-\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[plans.p]");
-    fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
     let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
     command.stdout(std::process::Stdio::piped());
     let mut served = Served::start(command);
@@ -266,15 +266,15 @@ async fn no_name_and_no_connection_leaves_while_the_log_cannot_be_written() {
         out.read_line(&mut line).unwrap();
     }
     drop(out);
-    // The first one to write notices it. A process that another test starts at this moment may hold the reading end
-    // briefly.
+    // The first writer notices the broken pipe. A process that another test starts at this moment may briefly hold the
+    // reading end.
     let since = std::time::Instant::now();
     let mut first = served.get(&url(0)).await;
-    while first.status == 200 && since.elapsed() < PATIENCE {
+    while first.status == 200 && since.elapsed() < TIMEOUT {
         first = served.get(&url(0)).await;
     }
     first.assert_refused(503, "audit_unavailable");
-    let (names, connections) = (ground.dns.all_queries().len(), origin.connections());
+    let (names, connections) = (builder.dns.all_queries().len(), origin.connections());
     for n in 1..5 {
         served.get(&url(n)).await.assert_refused(503, "audit_unavailable");
         for host in [name(n), name(0), format!("n{n}.blind.test"), "n0.blind.test".to_owned()] {
@@ -287,5 +287,5 @@ async fn no_name_and_no_connection_leaves_while_the_log_cannot_be_written() {
             let _ = stream.read(&mut [0; 1]).await;
         }
     }
-    assert_eq!((ground.dns.all_queries().len(), origin.connections()), (names, connections));
+    assert_eq!((builder.dns.all_queries().len(), origin.connections()), (names, connections));
 }

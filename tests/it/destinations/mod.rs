@@ -1,4 +1,4 @@
-//! Where requests may go: hosts, addresses, names, certificates.
+//! Destinations: hosts, addresses, names and certificates.
 
 pub mod dns_queries;
 pub mod origin_tls;

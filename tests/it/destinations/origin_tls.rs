@@ -1,5 +1,5 @@
-//! Origins whose TLS fails: which way it failed is told, in `Proxy-Status`, in the problem and in the log; lists of revoked
-//! certificates.
+//! Origins whose TLS fails: the cause is reported in `Proxy-Status`, in the problem and in the log; also certificate
+//! revocation lists.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -17,7 +17,7 @@ use time::{Duration, OffsetDateTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::lab::{Ground, Lab, Origin};
+use crate::lab::{Lab, LabBuilder, Origin};
 use crate::operation::cli::{exeat, output, text};
 
 /// A CA for origins, in `NAME.pem`.
@@ -34,7 +34,7 @@ impl Ca {
         Self(ca)
     }
 
-    /// A server with a certificate for `api.test`, changed as the test wants it.
+    /// Returns a server configuration with a certificate for `api.test`, modified by `change`.
     fn server(&self, change: impl FnOnce(&mut CertificateParams)) -> ServerConfig {
         self.server_with(change, |builder| builder.with_no_client_auth())
     }
@@ -57,7 +57,7 @@ impl Ca {
             .unwrap()
     }
 
-    /// A list of revoked serial numbers, in DER.
+    /// Returns a revocation list of these serial numbers.
     fn list(&self, serials: &[u64], lasts: Duration) -> rcgen::CertificateRevocationList {
         let now = OffsetDateTime::now_utc();
         let revoked = serials.iter().map(|serial| RevokedCertParams {
@@ -78,11 +78,11 @@ impl Ca {
     }
 }
 
-async fn ground() -> (Ground, Ca) {
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let ca = Ca::new(ground.dir.path(), "known");
-    (ground, ca)
+async fn builder() -> (LabBuilder, Ca) {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let ca = Ca::new(builder.dir.path(), "known");
+    (builder, ca)
 }
 
 fn config(ports: &[u16], upstream: &str) -> String {
@@ -92,8 +92,8 @@ fn config(ports: &[u16], upstream: &str) -> String {
     )
 }
 
-/// Reads something, says these bytes and closes.
-async fn says(words: &'static [u8]) -> u16 {
+/// Starts a server that reads something, sends these bytes and closes.
+async fn raw_server(words: &'static [u8]) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -106,14 +106,14 @@ async fn says(words: &'static [u8]) -> u16 {
     port
 }
 
-async fn serves(config: ServerConfig) -> u16 {
+async fn tls_server(config: ServerConfig) -> u16 {
     Origin::https(Arc::new(config)).await.port()
 }
 
 #[tokio::test]
-async fn a_failed_handshake_says_which_way_it_failed() {
-    let (ground, ca) = ground().await;
-    let other = Ca::new(ground.dir.path(), "unknown");
+async fn a_failed_handshake_reports_its_cause() {
+    let (builder, ca) = builder().await;
+    let other = Ca::new(builder.dir.path(), "unknown");
     let now = OffsetDateTime::now_utc();
     let clients = |version: &'static rustls::SupportedProtocolVersion| {
         let mut roots = RootCertStore::empty();
@@ -134,21 +134,21 @@ async fn a_failed_handshake_says_which_way_it_failed() {
     let alert = |id: u8, message: &str| format!("tls_alert_received; alert-id={id}; alert-message=\"{message}\"");
     let mut rows: Vec<(u16, &str, String, &str, &str)> = vec![
         (
-            serves(ca.server(|it| it.not_after = now - Duration::days(1))).await,
+            tls_server(ca.server(|it| it.not_after = now - Duration::days(1))).await,
             "certificate_expired",
             CERTIFICATE.into(),
             "expired",
             "renew",
         ),
         (
-            serves(ca.server(|it| it.not_before = now + Duration::days(1))).await,
+            tls_server(ca.server(|it| it.not_before = now + Duration::days(1))).await,
             "certificate_not_yet_valid",
             CERTIFICATE.into(),
             "not yet valid",
             "clock",
         ),
         (
-            serves(
+            tls_server(
                 ca.server(|it| it.subject_alt_names = vec![rcgen::SanType::DnsName("other.test".try_into().unwrap())]),
             )
             .await,
@@ -157,14 +157,20 @@ async fn a_failed_handshake_says_which_way_it_failed() {
             "requested host",
             "host name",
         ),
-        (serves(other.server(|_| {})).await, "certificate_issuer_unknown", CERTIFICATE.into(), "issuer", "extra_roots"),
-        (says(PLAIN).await, "not_tls", PROTOCOL.into(), "not TLS", "http://"),
-        (says(b"SSH-2.0-x\r\n").await, "not_tls", PROTOCOL.into(), "not TLS", "http://"),
-        (says(b"").await, "closed", PROTOCOL.into(), "closed", "port"),
-        (says(&[22, 3, 3, 0, 4, 99, 0, 0, 0]).await, "protocol_error", PROTOCOL.into(), "handshake", "operator"),
+        (
+            tls_server(other.server(|_| {})).await,
+            "certificate_issuer_unknown",
+            CERTIFICATE.into(),
+            "issuer",
+            "extra_roots",
+        ),
+        (raw_server(PLAIN).await, "not_tls", PROTOCOL.into(), "not TLS", "http://"),
+        (raw_server(b"SSH-2.0-x\r\n").await, "not_tls", PROTOCOL.into(), "not TLS", "http://"),
+        (raw_server(b"").await, "closed", PROTOCOL.into(), "closed", "port"),
+        (raw_server(&[22, 3, 3, 0, 4, 99, 0, 0, 0]).await, "protocol_error", PROTOCOL.into(), "handshake", "operator"),
         // A ServerHello of TLS 1.1.
         (
-            says(
+            raw_server(
                 b"\x16\x03\x02\x00\x2a\x02\x00\x00\x26\x03\x02aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\x00\xc0\x09\x00\x00\x00",
             )
             .await,
@@ -174,30 +180,36 @@ async fn a_failed_handshake_says_which_way_it_failed() {
             "TLS 1.2",
         ),
         (
-            says(&[21, 3, 1, 0, 2, 2, 70]).await,
+            raw_server(&[21, 3, 1, 0, 2, 2, 70]).await,
             "no_common_version",
             alert(70, "protocol_version"),
             "version",
             "TLS 1.2",
         ),
-        (says(&[21, 3, 3, 0, 2, 2, 112]).await, "name_unknown", alert(112, "unrecognized_name"), "name", "host name"),
-        (says(&[21, 3, 3, 0, 2, 2, 40]).await, "alert", alert(40, "handshake_failure"), "alert", "operator"),
         (
-            says(&[21, 3, 3, 0, 2, 2, 200]).await,
+            raw_server(&[21, 3, 3, 0, 2, 2, 112]).await,
+            "name_unknown",
+            alert(112, "unrecognized_name"),
+            "name",
+            "host name",
+        ),
+        (raw_server(&[21, 3, 3, 0, 2, 2, 40]).await, "alert", alert(40, "handshake_failure"), "alert", "operator"),
+        (
+            raw_server(&[21, 3, 3, 0, 2, 2, 200]).await,
             "alert",
             "tls_alert_received; alert-id=200".into(),
             "alert",
             "operator",
         ),
         (
-            serves(clients(&rustls::version::TLS12)).await,
+            tls_server(clients(&rustls::version::TLS12)).await,
             "client_certificate_required",
             "tls_alert_received; alert-id=".into(),
             "client certificate",
             "has no client certificate",
         ),
         (
-            serves(clients(&rustls::version::TLS13)).await,
+            tls_server(clients(&rustls::version::TLS13)).await,
             "client_certificate_required",
             alert(116, "certificate_required"),
             "client certificate",
@@ -208,14 +220,14 @@ async fn a_failed_handshake_says_which_way_it_failed() {
     over_h2.alpn_protocols = vec![b"h2".to_vec()];
     let wanted = alert(116, "certificate_required");
     rows.push((
-        serves(over_h2).await,
+        tls_server(over_h2).await,
         "client_certificate_required",
         wanted,
         "client certificate",
         "has no client certificate",
     ));
     let ports: Vec<_> = rows.iter().map(|(port, ..)| *port).collect();
-    let lab = ground.proxy(&config(&ports, "")).await;
+    let lab = builder.proxy(&config(&ports, "")).await;
     for (n, (port, kind, status, detail, hint)) in rows.into_iter().enumerate() {
         let reply = lab.get(&format!("https://api.test:{port}/")).await;
         reply.assert_refused(502, "tls_failed");
@@ -229,7 +241,7 @@ async fn a_failed_handshake_says_which_way_it_failed() {
         assert_eq!(problem["title"], "The origin's TLS certificate or handshake is not acceptable", "{what}");
         assert!(kind == "certificate_issuer_unknown" || !problem["hint"].as_str().unwrap().contains("root"), "{what}");
         assert_eq!((line["code"].as_str(), line["tls_error"].as_str()), (Some("tls_failed"), Some(kind)), "{what}");
-        // Neither the origin's texts nor ours from inside are told.
+        // Neither the origin's texts nor internal error texts are returned.
         assert!(!reply.text().contains("other.test") && !reply.text().contains("SSH"), "{what}");
     }
 }
@@ -237,9 +249,9 @@ async fn a_failed_handshake_says_which_way_it_failed() {
 /// No other refusal has the field.
 #[tokio::test]
 async fn only_failed_tls_has_a_tls_error() {
-    let (ground, ca) = ground().await;
-    let port = serves(ca.server(|_| {})).await;
-    let lab = ground.proxy(&config(&[port], "")).await;
+    let (builder, ca) = builder().await;
+    let port = tls_server(ca.server(|_| {})).await;
+    let lab = builder.proxy(&config(&[port], "")).await;
     assert_eq!(lab.get(&format!("https://api.test:{port}/")).await.status, 200);
     lab.get("https://elsewhere.test/").await.assert_refused(403, "host_not_allowed");
     for n in 0..2 {
@@ -247,41 +259,41 @@ async fn only_failed_tls_has_a_tls_error() {
     }
 }
 
-async fn told(lab: &Lab, n: usize, port: u16) -> (u16, Option<String>) {
+async fn tls_error(lab: &Lab, n: usize, port: u16) -> (u16, Option<String>) {
     let status = lab.get(&format!("https://api.test:{port}/")).await.status.as_u16();
     let line = lab.ended(n).await;
     (status, line.get("tls_error").and_then(Value::as_str).map(str::to_owned))
 }
 
 #[tokio::test]
-async fn a_revoked_certificate_is_not_believed_and_others_are_as_ever() {
+async fn refuses_a_revoked_certificate_only() {
     for pem in [true, false] {
-        let (ground, ca) = ground().await;
-        let other = Ca::new(ground.dir.path(), "other");
+        let (builder, ca) = builder().await;
+        let other = Ca::new(builder.dir.path(), "other");
         let list = ca.list(&[7], Duration::days(1));
         let bytes = if pem { list.pem().unwrap().into_bytes() } else { list.der().to_vec() };
-        std::fs::write(ground.dir.path().join("revoked.crl"), bytes).unwrap();
+        std::fs::write(builder.dir.path().join("revoked.crl"), bytes).unwrap();
         let ports = [
-            serves(ca.server(|_| {})).await,
-            serves(ca.server(|it| it.serial_number = Some(SerialNumber::from(8)))).await,
-            // No list speaks of what this CA has issued.
-            serves(other.server(|_| {})).await,
+            tls_server(ca.server(|_| {})).await,
+            tls_server(ca.server(|it| it.serial_number = Some(SerialNumber::from(8)))).await,
+            // No revocation list covers this CA.
+            tls_server(other.server(|_| {})).await,
         ];
         let text = config(&ports, "crls = [\"revoked.crl\"]").replace("\"known.pem\"", "\"known.pem\", \"other.pem\"");
-        let lab = ground.proxy(&text).await;
-        assert_eq!(told(&lab, 0, ports[0]).await, (502, Some("certificate_revoked".to_owned())), "{pem}");
-        assert_eq!(told(&lab, 1, ports[1]).await, (200, None), "{pem}");
-        assert_eq!(told(&lab, 2, ports[2]).await, (200, None), "{pem}");
+        let lab = builder.proxy(&text).await;
+        assert_eq!(tls_error(&lab, 0, ports[0]).await, (502, Some("certificate_revoked".to_owned())), "{pem}");
+        assert_eq!(tls_error(&lab, 1, ports[1]).await, (200, None), "{pem}");
+        assert_eq!(tls_error(&lab, 2, ports[2]).await, (200, None), "{pem}");
         let reply = lab.get(&format!("https://api.test:{}/", ports[0])).await;
         assert!(reply.header("proxy-status").unwrap().starts_with("exeat; error=tls_certificate_error;"), "{reply:?}");
         assert!(reply.problem()["detail"].as_str().unwrap().contains("revoked"), "{reply:?}");
     }
 }
 
-/// The revoked one is an intermediate CA, and with it everything that it has signed.
+/// The revoked certificate is an intermediate CA, so all certificates that it signed are refused.
 #[tokio::test]
-async fn a_revoked_intermediate_is_not_believed() {
-    let (ground, ca) = ground().await;
+async fn refuses_a_revoked_intermediate() {
+    let (builder, ca) = builder().await;
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.distinguished_name.push(rcgen::DnType::CommonName, "between");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -299,77 +311,81 @@ async fn a_revoked_intermediate_is_not_believed() {
             PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
         )
         .unwrap();
-    let port = serves(server).await;
-    let crl = ground.dir.path().join("revoked.crl");
+    let port = tls_server(server).await;
+    let crl = builder.dir.path().join("revoked.crl");
     std::fs::write(&crl, ca.list(&[9], Duration::days(1)).der()).unwrap();
-    let lab = ground.proxy(&config(&[port], "crls = [\"revoked.crl\"]")).await;
-    assert_eq!(told(&lab, 0, port).await, (502, Some("certificate_revoked".to_owned())));
+    let lab = builder.proxy(&config(&[port], "crls = [\"revoked.crl\"]")).await;
+    assert_eq!(tls_error(&lab, 0, port).await, (502, Some("certificate_revoked".to_owned())));
 }
 
-/// A list beyond its time proves nothing any more: what its issuer has signed is refused, and nothing else.
+/// An expired list proves nothing: certificates of its issuer are refused, and no others.
 #[tokio::test]
-async fn a_list_that_is_out_of_date_closes_what_it_speaks_of() {
-    let (ground, ca) = ground().await;
-    let other = Ca::new(ground.dir.path(), "other");
-    std::fs::write(ground.dir.path().join("old.crl"), ca.list(&[1], -Duration::days(1)).der()).unwrap();
-    let ports = [serves(ca.server(|_| {})).await, serves(other.server(|_| {})).await];
+async fn an_expired_list_refuses_its_issuers_certificates() {
+    let (builder, ca) = builder().await;
+    let other = Ca::new(builder.dir.path(), "other");
+    std::fs::write(builder.dir.path().join("old.crl"), ca.list(&[1], -Duration::days(1)).der()).unwrap();
+    let ports = [tls_server(ca.server(|_| {})).await, tls_server(other.server(|_| {})).await];
     let text = config(&ports, "crls = [\"old.crl\"]").replace("\"known.pem\"", "\"known.pem\", \"other.pem\"");
-    let lab = ground.proxy(&text).await;
-    assert_eq!(told(&lab, 0, ports[0]).await, (502, Some("crl_expired".to_owned())));
-    assert_eq!(told(&lab, 1, ports[1]).await, (200, None));
+    let lab = builder.proxy(&text).await;
+    assert_eq!(tls_error(&lab, 0, ports[0]).await, (502, Some("crl_expired".to_owned())));
+    assert_eq!(tls_error(&lab, 1, ports[1]).await, (200, None));
 }
 
-/// A list that somebody else has signed in the issuer's name proves nothing either.
+/// A list signed by another key in the issuer's name proves nothing either.
 #[tokio::test]
-async fn a_forged_list_closes_what_it_speaks_of() {
-    let (ground, ca) = ground().await;
+async fn a_forged_list_refuses_its_issuers_certificates() {
+    let (builder, ca) = builder().await;
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.distinguished_name.push(rcgen::DnType::CommonName, "known");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let forger = Ca(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap());
-    std::fs::write(ground.dir.path().join("forged.crl"), forger.list(&[], Duration::days(1)).der()).unwrap();
-    let port = serves(ca.server(|_| {})).await;
-    let lab = ground.proxy(&config(&[port], "crls = [\"forged.crl\"]")).await;
-    assert_eq!(told(&lab, 0, port).await, (502, Some("crl_unusable".to_owned())));
+    std::fs::write(builder.dir.path().join("forged.crl"), forger.list(&[], Duration::days(1)).der()).unwrap();
+    let port = tls_server(ca.server(|_| {})).await;
+    let lab = builder.proxy(&config(&[port], "crls = [\"forged.crl\"]")).await;
+    assert_eq!(tls_error(&lab, 0, port).await, (502, Some("crl_unusable".to_owned())));
 }
 
-/// A reload reads the lists again: neither a kept connection nor a resumed session leads past a new one, and a file that
-/// is broken leaves the old ones in force.
+/// A reload reads the lists again. Neither a kept connection nor a resumed session bypasses a new list, and a malformed
+/// file leaves the old lists in force.
 #[tokio::test]
 async fn a_reload_reads_the_lists_again() {
-    let (ground, ca) = ground().await;
-    let dir = ground.dir.path().to_owned();
+    let (builder, ca) = builder().await;
+    let dir = builder.dir.path().to_owned();
     let put = |list: &[u8]| std::fs::write(dir.join("revoked.crl"), list).unwrap();
     put(ca.list(&[1], Duration::days(1)).der());
-    let port = serves(ca.server(|_| {})).await;
-    std::fs::write(dir.join("c.toml"), ground.config(&config(&[port], "crls = [\"revoked.crl\"]"))).unwrap();
-    let lab = ground.proxy_from_file("c.toml").await;
+    let port = tls_server(ca.server(|_| {})).await;
+    std::fs::write(dir.join("c.toml"), builder.config(&config(&[port], "crls = [\"revoked.crl\"]"))).unwrap();
+    let lab = builder.proxy_from_file("c.toml").await;
     for n in 0..2 {
-        assert_eq!(told(&lab, n, port).await, (200, None));
+        assert_eq!(tls_error(&lab, n, port).await, (200, None));
     }
     put(ca.list(&[7], Duration::days(1)).der());
     lab.daemon.reload().await.unwrap();
-    assert_eq!(told(&lab, 2, port).await, (502, Some("certificate_revoked".to_owned())));
+    assert_eq!(tls_error(&lab, 2, port).await, (502, Some("certificate_revoked".to_owned())));
     put(b"nonsense");
     lab.daemon.reload().await.unwrap();
-    assert_eq!(told(&lab, 3, port).await, (502, Some("certificate_revoked".to_owned())));
-    // Also where the policy is not taken.
+    assert_eq!(tls_error(&lab, 3, port).await, (502, Some("certificate_revoked".to_owned())));
+    // The lists are also read if the policy is rejected.
     put(ca.list(&[], Duration::days(1)).der());
     let file = dir.join("c.toml");
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replace("[tasks.t]", "[tasks.t]\nnonsense = 1")).unwrap();
     lab.daemon.reload().await.unwrap();
-    assert_eq!(told(&lab, 4, port).await, (200, None));
+    assert_eq!(tls_error(&lab, 4, port).await, (200, None));
     put(ca.list(&[7], Duration::days(1)).der());
     lab.daemon.reload().await.unwrap();
-    assert_eq!(told(&lab, 5, port).await, (502, Some("certificate_revoked".to_owned())), "not on the kept connection");
+    assert_eq!(
+        tls_error(&lab, 5, port).await,
+        (502, Some("certificate_revoked".to_owned())),
+        "not on the kept connection"
+    );
 }
 
 #[tokio::test]
-async fn check_judges_the_lists() {
-    let (ground, ca) = ground().await;
-    let dir = ground.dir.path();
+async fn check_validates_the_lists() {
+    let (builder, ca) = builder().await;
+    let dir = builder.dir.path();
     std::fs::write(dir.join("good.crl"), ca.list(&[7], Duration::days(1)).pem().unwrap()).unwrap();
     std::fs::write(dir.join("good.der"), ca.list(&[7], Duration::days(1)).der()).unwrap();
     std::fs::write(dir.join("old.crl"), ca.list(&[7], -Duration::days(1)).der()).unwrap();
@@ -389,7 +405,7 @@ async fn check_judges_the_lists() {
         ("known.pem", false, "list of revoked certificates"),
     ];
     for (file, is_fine, words) in rows {
-        let config = ground.config(&config(&[443], &format!("crls = [\"{file}\"]")));
+        let config = builder.config(&config(&[443], &format!("crls = [\"{file}\"]")));
         std::fs::write(dir.join("c.toml"), config).unwrap();
         let output = output(exeat(dir, &["check", "--config", "c.toml"])).await;
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));

@@ -1,4 +1,4 @@
-//! Fields by which an origin takes another method or path than the one that was judged.
+//! Fields by which an origin derives another method or path than the one that was checked.
 
 use bytes::Bytes;
 use http::{HeaderMap, Request};
@@ -6,7 +6,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use crate::lab::client::Way;
-use crate::lab::{Ground, Lab, Origin, Reply};
+use crate::lab::{Lab, LabBuilder, Origin, Reply};
 
 const OVERRIDES: [(&str, &str); 13] = [
     ("x-original-url", "/admin"),
@@ -25,26 +25,26 @@ const OVERRIDES: [(&str, &str); 13] = [
 ];
 
 async fn lab(integration: &str, task: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n{integration}\n\
          [tasks.t]\nintegrations = [\"api\"]\n{task}\n",
         origin.port()
     );
     let url = format!("https://api.test:{}/open", origin.port());
-    (ground.proxy(&text).await, origin, url)
+    (builder.proxy(&text).await, origin, url)
 }
 
-/// Those of the fields that arrived.
-fn arrived(headers: &HeaderMap) -> Vec<String> {
+/// Returns the override fields that arrived.
+fn received_overrides(headers: &HeaderMap) -> Vec<String> {
     let is_one = |name: &str| OVERRIDES.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
     headers.keys().map(ToString::to_string).filter(|name| is_one(name)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_field_overrides_a_method_or_path_that_was_judged() {
-    // The last: a request that no person has to approve must not become one that somebody has to.
+async fn no_field_overrides_the_checked_method_or_path() {
+    // The last: a request that needs no approval must not become one that does.
     let restricting = [
         "methods = [\"GET\"]",
         "paths = [\"/open\"]",
@@ -58,7 +58,7 @@ async fn no_field_overrides_a_method_or_path_that_was_judged() {
             let reply = lab.by(way, "GET", &url, &fields, "").await;
             assert_eq!(reply.status, 200, "{integration} {way:?}: {reply:?}");
             let seen = origin.last();
-            assert_eq!(arrived(&seen.headers), [""; 0], "{integration} {way:?}");
+            assert_eq!(received_overrides(&seen.headers), [""; 0], "{integration} {way:?}");
             assert_eq!(seen.headers["x-kept"], "1");
         }
         for line in lab.audit().await {
@@ -68,16 +68,16 @@ async fn no_field_overrides_a_method_or_path_that_was_judged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_every_method_and_path_is_allowed_they_pass() {
+async fn override_fields_pass_if_every_method_and_path_is_allowed() {
     let (lab, origin, url) = lab("", "").await;
     for way in Way::ALL {
         assert_eq!(lab.by(way, "GET", &url, &OVERRIDES, "").await.status, 200);
-        assert_eq!(arrived(&origin.last().headers).len(), OVERRIDES.len(), "{way:?}: {:?}", origin.last());
+        assert_eq!(received_overrides(&origin.last().headers).len(), OVERRIDES.len(), "{way:?}: {:?}", origin.last());
     }
     assert_eq!(lab.ended(0).await["response_status"], 200);
 }
 
-/// A tool that only reads does not delete, whatever the integration allows.
+/// A tool that only reads cannot delete, whatever the integration allows.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_field_overrides_the_method_of_a_tool() {
     let (lab, origin, url) = lab("", "tools = [\"http_get\", \"http_request\"]").await;
@@ -85,13 +85,13 @@ async fn no_field_overrides_the_method_of_a_tool() {
         let fields = [&OVERRIDES[..], &[("exeat-tool", tool)]].concat();
         let reply = lab.by(Way::Absolute, "GET", &url, &fields, "").await;
         assert_eq!(reply.status, 200, "{reply:?}");
-        assert_eq!(!arrived(&origin.last().headers).is_empty(), passes, "{tool}");
+        assert_eq!(!received_overrides(&origin.last().headers).is_empty(), passes, "{tool}");
     }
     assert_eq!(lab.ended(0).await["tool"], "http_get");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_trailer_overrides_either() {
+async fn no_trailer_overrides_the_checked_method_or_path() {
     for integration in ["", "methods = [\"POST\"]"] {
         let (lab, origin, url) = lab(integration, "").await;
         let mut trailers = HeaderMap::new();

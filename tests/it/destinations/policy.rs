@@ -1,18 +1,18 @@
-//! Methods, paths and ports: refused before anything leaves, and what was judged is what is forwarded.
+//! Methods, paths and ports: refused before anything leaves, and forwarded exactly as checked.
 
 use http::Request;
 
 use crate::lab::client::empty;
-use crate::lab::{Ground, Lab, Origin, Reply};
+use crate::lab::{Lab, LabBuilder, Origin, Reply};
 
-async fn narrow() -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn restricted_lab() -> (Lab, Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nmethods = [\"GET\"]\npaths = [\"/public/*\", \"/~me/*\"]\n[tasks.t]\nintegrations = [\"api\"]\n"
     );
-    (ground.proxy(&text).await, origin)
+    (builder.proxy(&text).await, origin)
 }
 
 /// Each request in three ways: absolute form, h1 in a tunnel, h2 in a tunnel.
@@ -24,14 +24,14 @@ async fn three_ways(lab: &Lab, origin: &Origin, method: &str, path: &str) -> [Re
     let h2_request = Request::builder().method(method).uri(&url).body(empty()).unwrap();
     [
         lab.send(lab.absolute(method, &url).body(empty()).unwrap()).await,
-        lab.inside(&to, inner).await,
+        lab.send_in_tunnel(&to, inner).await,
         Reply::read(h2.send_request(h2_request).await.unwrap()).await,
     ]
 }
 
 #[tokio::test]
-async fn methods_and_paths_are_judged_alike_in_every_way_in() {
-    let (lab, origin) = narrow().await;
+async fn methods_and_paths_are_checked_alike_on_every_way() {
+    let (lab, origin) = restricted_lab().await;
     let rows = [
         ("POST", "/public/x", "method_not_allowed"),
         ("get", "/public/x", "method_not_allowed"),
@@ -67,8 +67,8 @@ async fn methods_and_paths_are_judged_alike_in_every_way_in() {
 }
 
 #[tokio::test]
-async fn the_judged_bytes_are_the_forwarded_bytes() {
-    let (lab, origin) = narrow().await;
+async fn the_checked_bytes_are_the_forwarded_bytes() {
+    let (lab, origin) = restricted_lab().await;
     let rows = [
         ("/public/a%2Db?x=%2e%2e/", "/public/a-b?x=%2e%2e/"),
         ("/%7eme/%e2%82%ac", "/~me/%E2%82%AC"),
@@ -84,7 +84,7 @@ async fn the_judged_bytes_are_the_forwarded_bytes() {
 }
 
 #[tokio::test]
-async fn a_path_that_nobody_judges_is_forwarded_as_sent() {
+async fn an_unrestricted_path_is_forwarded_unchanged() {
     let (lab, origin) = crate::lab::simple().await;
     for path in ["/a/../b", "/a%2Fb/%7e", "//a//b", "/a;b/..;/c?x=/../y", "/%e2%82%ac"] {
         for reply in three_ways(&lab, &origin, "GET", path).await {
@@ -95,8 +95,8 @@ async fn a_path_that_nobody_judges_is_forwarded_as_sent() {
 }
 
 #[tokio::test]
-async fn other_ports_and_single_labels_are_refused() {
-    let (lab, origin) = narrow().await;
+async fn refuses_other_ports_and_single_label_names() {
+    let (lab, origin) = restricted_lab().await;
     lab.get("https://api.test/public/x").await.assert_refused(403, "port_not_allowed");
     let (head, _) = lab.try_connect("api.test:22").await;
     assert!(head.contains("exeat-refusal: port_not_allowed"), "{head}");
@@ -105,16 +105,16 @@ async fn other_ports_and_single_labels_are_refused() {
 }
 
 #[tokio::test]
-async fn observe_records_and_lets_only_public_destinations_through() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn observe_allows_only_public_destinations_and_records_them() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    ground.dns.set("seen.example", &["127.0.0.1"]);
+    builder.dns.set("seen.example", &["127.0.0.1"]);
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n[tasks.t]\nintegrations = [\"api\"]\nobserve = true\n"
     );
-    let lab = ground.proxy(&text).await;
-    // The name passes and is asked for; its address is judged under the public rule, which no CIDR opens.
+    let lab = builder.proxy(&text).await;
+    // The name is allowed and resolved; its address is checked under the public rule, which no CIDR widens.
     lab.get("https://seen.example/").await.assert_refused(403, "address_not_allowed");
     assert_eq!(lab.dns.queries("seen.example"), 2);
     lab.get("http://seen.example/").await.assert_refused(403, "host_not_allowed");

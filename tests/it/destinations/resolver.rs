@@ -1,4 +1,4 @@
-//! The resolver asks the configured servers, in each of the protocols, and believes them as configured.
+//! The resolver queries the configured servers over each protocol, and verifies them as configured.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::client::{auth, read_head};
-use crate::lab::{self, Ground};
+use crate::lab::{self, LabBuilder};
 
 /// Accepts TLS and hands each connection to `serve`.
 async fn listen<F, S>(config: Arc<ServerConfig>, serve: S) -> SocketAddr
@@ -41,7 +41,7 @@ where
     address
 }
 
-/// RFC 7858: each message behind its length in two bytes.
+/// RFC 7858: each message is preceded by its length in two bytes.
 async fn framed(mut stream: impl AsyncRead + AsyncWrite + Unpin, dns: ScriptedDns) {
     while let Ok(length) = stream.read_u16().await {
         let mut query = vec![0; length.into()];
@@ -64,12 +64,12 @@ async fn https(request: Request<Incoming>, dns: ScriptedDns) -> Result<Response<
 }
 
 #[tokio::test]
-async fn dns_over_tls_and_over_https_are_asked_and_verified() {
+async fn dns_over_tls_and_over_https_are_used_and_verified() {
     for (scheme, vouched) in [("tls", true), ("https", true), ("tls", false), ("https", false)] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
         let name = if vouched { "dns.test" } else { "other.test" };
-        let (dns, config) = (ground.dns.clone(), ground.server_config(name));
+        let (dns, config) = (builder.dns.clone(), builder.server_config(name));
         let at = if scheme == "tls" {
             listen(config, move |tls| framed(tls, dns.clone())).await
         } else {
@@ -86,7 +86,7 @@ async fn dns_over_tls_and_over_https_are_asked_and_verified() {
         };
         let server =
             if scheme == "tls" { format!("tls://{at}#dns.test") } else { format!("https://{at}/dns-query#dns.test") };
-        let lab = ground.proxy(&format!("[dns]\nservers = [\"{server}\"]\n{}", lab::allow_api(origin.port()))).await;
+        let lab = builder.proxy(&format!("[dns]\nservers = [\"{server}\"]\n{}", lab::allow_api(origin.port()))).await;
         let reply = lab.get(&format!("https://api.test:{}/", origin.port())).await;
         if vouched {
             assert_eq!((reply.status.as_u16(), lab.dns.queries("api.test")), (200, 2), "{scheme}");
@@ -97,11 +97,11 @@ async fn dns_over_tls_and_over_https_are_asked_and_verified() {
     }
 }
 
-/// RFC 7766 §5: an answer that is cut over UDP is asked for again over TCP, at the same port.
+/// RFC 7766 §5: an answer that is truncated over UDP is queried again over TCP at the same port.
 #[tokio::test]
-async fn a_cut_answer_is_asked_for_again_over_tcp() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn a_truncated_answer_is_queried_again_over_tcp() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let at = tcp.local_addr().unwrap();
     let udp = tokio::net::UdpSocket::bind(at).await.unwrap();
@@ -113,19 +113,19 @@ async fn a_cut_answer_is_asked_for_again_over_tcp() {
             let _ = udp.send_to(&buffer[..n], peer).await;
         }
     });
-    let dns = ground.dns.clone();
+    let dns = builder.dns.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = tcp.accept().await {
             tokio::spawn(framed(stream, dns.clone()));
         }
     });
-    let lab = ground.proxy(&format!("[dns]\nservers = [\"{at}\"]\n{}", lab::allow_api(origin.port()))).await;
+    let lab = builder.proxy(&format!("[dns]\nservers = [\"{at}\"]\n{}", lab::allow_api(origin.port()))).await;
     assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     assert_eq!(lab.dns.queries("api.test"), 2, "both over TCP");
 }
 
 #[tokio::test]
-async fn answers_are_kept_for_a_while_even_with_a_ttl_of_zero_and_asked_for_once_at_a_time() {
+async fn answers_are_cached_despite_a_zero_ttl_and_concurrent_queries_are_merged() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/", origin.port());
     let all = futures_util::future::join_all((0..20).map(|_| lab.get(&url))).await;
@@ -133,14 +133,14 @@ async fn answers_are_kept_for_a_while_even_with_a_ttl_of_zero_and_asked_for_once
     assert_eq!(lab.dns.queries("api.test"), 2, "A and AAAA, once each for twenty requests");
 }
 
-/// A look-up holds several sockets until its server answers, so that they are limited, and shared out.
+/// A look-up holds several sockets until its server answers, so their number is limited and shared between executions.
 #[tokio::test(flavor = "multi_thread")]
-async fn look_ups_without_an_answer_keep_no_other_execution_waiting() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    std::fs::write(ground.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
+async fn unanswered_look_ups_do_not_delay_other_executions() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    std::fs::write(builder.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[integrations.silent]\nallowed_domains = [\"*.silent.test\"]\nports = [{port}]\n[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n{}",
             lab::allow_api(port).replace("[\"api\"]", "[\"api\", \"silent\"]")
@@ -167,7 +167,7 @@ async fn look_ups_without_an_answer_keep_no_other_execution_waiting() {
     };
     let start = Instant::now();
     while asked() < most {
-        assert!(start.elapsed() < lab::PATIENCE);
+        assert!(start.elapsed() < lab::TIMEOUT);
         tokio::task::yield_now().await;
     }
     let mut stream = lab.connect().await;
@@ -177,16 +177,16 @@ async fn look_ups_without_an_answer_keep_no_other_execution_waiting() {
     assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
     assert!(start.elapsed() < Duration::from_secs(4), "before any look-up has given up: {:?}", start.elapsed());
     assert_eq!(asked(), most);
-    // The rest is asked for once there is room.
+    // The remaining queries are sent once there is capacity.
     for stream in &mut asking {
         assert!(read_head(stream).await.starts_with("HTTP/1.1 50"));
     }
 }
 
 #[tokio::test]
-async fn no_search_domain_is_tried() {
-    let ground = Ground::new().await;
-    let lab = ground
+async fn no_search_domain_is_used() {
+    let builder = LabBuilder::new().await;
+    let lab = builder
         .proxy("[integrations.a]\nallowed_domains = [\"intranet\", \"a.b\"]\n[tasks.t]\nintegrations = [\"a\"]\n")
         .await;
     for name in ["intranet", "a.b"] {

@@ -1,4 +1,4 @@
-//! The name in CONNECT, in the handshake, and in every request of a tunnel are one.
+//! The names in CONNECT, in the TLS handshake and in every request of a tunnel must be the same.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{self, Ground, Lab, Reply};
+use crate::lab::{self, Lab, LabBuilder, Reply};
 
 async fn handshake(lab: &Lab, to: &str, name: &'static str, sni: bool) -> std::io::Result<()> {
-    let mut config = lab.trusting(&[]);
+    let mut config = lab.client_tls_config(&[]);
     config.enable_sni = sni;
     let stream = lab.tunnel(to).await;
     TlsConnector::from(Arc::new(config)).connect(name.try_into().unwrap(), stream).await.map(|_| ())
 }
 
-/// A host that is inspected and one that passes unseen; the certificate of the origin is for the first.
+/// Starts a host that is inspected and an opaque one. The origin's certificate is for the first.
 pub async fn both_modes() -> (Lab, lab::Origin, Vec<String>) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("open.test").await;
-    ground.dns.set("sealed.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("open.test").await;
+    builder.dns.set("sealed.test", &["127.0.0.1"]);
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[proxy]\nhandshake_timeout = \"500ms\"\n[integrations.open]\nallowed_domains = [\"open.test\", \"127.0.0.1\"]\nports = [{port}]\n\
              [integrations.sealed]\nallowed_domains = [\"sealed.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
@@ -52,22 +52,22 @@ async fn a_server_name_that_differs_from_connect_or_is_missing_gets_an_alert() {
 }
 
 #[tokio::test]
-async fn an_address_needs_no_server_name_and_takes_no_other() {
+async fn an_address_needs_no_server_name_and_accepts_no_other() {
     let (lab, origin, _) = both_modes().await;
     let to = format!("127.0.0.1:{}", origin.port());
     handshake(&lab, &to, "127.0.0.1", true).await.unwrap();
-    let mut config = lab.trusting(&[]);
+    let mut config = lab.client_tls_config(&[]);
     config.enable_sni = true;
     let stream = lab.tunnel(&to).await;
     let error =
         TlsConnector::from(Arc::new(config)).connect("evil.test".try_into().unwrap(), stream).await.unwrap_err();
     assert!(error.to_string().contains("UnrecognisedName"), "{error}");
-    // The first one leaves a line too, when its end is noticed.
+    // The first connection also leaves a line, once its end is noticed.
     let codes = [lab.ended(0).await["code"].clone(), lab.ended(1).await["code"].clone()];
     assert!(codes.iter().any(|code| code == "sni_mismatch"), "{codes:?}");
 }
 
-/// A `ClientHello` of a real client, so that the test can cut and change it.
+/// Returns the `ClientHello` of a real client, for tests that cut and change it.
 pub fn hello(name: &'static str) -> Vec<u8> {
     let config = lab::client::client_config(rustls::RootCertStore::empty(), &["http/1.1"]);
     let mut client = rustls::ClientConnection::new(Arc::new(config), name.try_into().unwrap()).unwrap();
@@ -76,13 +76,14 @@ pub fn hello(name: &'static str) -> Vec<u8> {
     wire
 }
 
-/// Puts an extension before all others, and the lengths right.
+/// Inserts an extension before all others and adjusts the lengths.
 pub fn extend(mut wire: Vec<u8>, extension: &[u8]) -> Vec<u8> {
     let add = |wire: &mut Vec<u8>, at: usize| {
         let length = u16::from_be_bytes([wire[at], wire[at + 1]]) + extension.len() as u16;
         wire[at..at + 2].copy_from_slice(&length.to_be_bytes());
     };
-    // Record, handshake message, and the extensions' own length behind session id, suites, compression.
+    // The lengths of the record, of the handshake message, and of the extensions after session id, suites and
+    // compression.
     add(&mut wire, 3);
     add(&mut wire, 7);
     let session = 5 + 4 + 34;
@@ -94,16 +95,16 @@ pub fn extend(mut wire: Vec<u8>, extension: &[u8]) -> Vec<u8> {
     wire
 }
 
-/// Earlier drafts of it had other numbers, and clients and servers that speak them.
+/// Earlier drafts of ECH had other extension numbers, and some clients and servers use them.
 #[tokio::test]
-async fn earlier_drafts_of_encrypted_client_hello_are_refused_as_well() {
+async fn refuses_earlier_drafts_of_encrypted_client_hello() {
     for number in [0xffce_u16, 0xff02, 0xfe08, 0xfe09, 0xfe0a, 0xfe0b, 0xfe0c] {
         let (lab, _, targets) = both_modes().await;
         let mut stream = lab.tunnel(&targets[1]).await;
         let extension = [&number.to_be_bytes()[..], &[0, 1, 0]].concat();
         stream.write_all(&extend(hello("sealed.test"), &extension)).await.unwrap();
         let mut answer = Vec::new();
-        let _ = tokio::time::timeout(crate::lab::PATIENCE, stream.read_to_end(&mut answer)).await.unwrap();
+        let _ = tokio::time::timeout(crate::lab::TIMEOUT, stream.read_to_end(&mut answer)).await.unwrap();
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 112], "{number:x}");
         assert_eq!(lab.ended(0).await["code"], "sni_mismatch", "{number:x}");
     }
@@ -111,12 +112,12 @@ async fn earlier_drafts_of_encrypted_client_hello_are_refused_as_well() {
 
 /// Adds an `encrypted_client_hello` extension.
 fn with_ech(wire: Vec<u8>) -> Vec<u8> {
-    // An outer one (RFC 9849): suite, config id, empty key, one byte of payload.
+    // An outer ECH extension (RFC 9849): suite, config id, empty key, one byte of payload.
     extend(wire, &[0xfe, 0x0d, 0, 11, 0, 0, 1, 0, 1, 7, 0, 0, 0, 1, 9])
 }
 
 #[tokio::test]
-async fn encrypted_client_hello_is_refused_where_nothing_inside_is_seen() {
+async fn refuses_encrypted_client_hello_in_opaque_tunnels() {
     let (lab, _, targets) = both_modes().await;
     let mut stream = lab.tunnel(&targets[1]).await;
     stream.write_all(&with_ech(hello("sealed.test"))).await.unwrap();
@@ -124,14 +125,14 @@ async fn encrypted_client_hello_is_refused_where_nothing_inside_is_seen() {
     stream.read_to_end(&mut answer).await.unwrap();
     assert_eq!(answer, [21, 3, 3, 0, 2, 2, 112]);
     assert_eq!(lab.ended(0).await["code"], "sni_mismatch");
-    // Under inspection the name inside is checked anyway, and browsers send a dummy extension.
+    // Under inspection the inner name is checked anyway, and browsers send a dummy extension.
     let mut stream = lab.tunnel(&targets[0]).await;
     stream.write_all(&with_ech(hello("open.test"))).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 22, "the handshake goes on");
 }
 
 #[tokio::test]
-async fn a_hello_that_comes_byte_by_byte_is_read() {
+async fn a_hello_that_arrives_byte_by_byte_is_read() {
     let (lab, _, targets) = both_modes().await;
     for to in &targets {
         let mut stream = lab.tunnel(to).await;
@@ -146,13 +147,13 @@ async fn a_hello_that_comes_byte_by_byte_is_read() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_tls_close_the_tunnel() {
+async fn bytes_other_than_tls_close_the_tunnel() {
     let (lab, origin, targets) = both_modes().await;
     let rows: [&[u8]; 4] = [b"\x05\x01\x00", b"SSH-2.0-x\r\n", b"\x16\x02\x00", b"\x16\x03\x01\xff\xff"];
     let mut n = 0;
     for to in &targets {
         for bytes in rows {
-            // SSH looks like a method in capitals where plain HTTP is judged as such.
+            // SSH starts like a method in capitals, so it is handled as plain HTTP where that is allowed.
             if to.starts_with("open") && bytes.starts_with(b"SSH") {
                 continue;
             }
@@ -173,7 +174,7 @@ async fn a_tunnel_that_stays_silent_ends_at_the_handshake_timeout() {
     let (lab, _, targets) = both_modes().await;
     for (n, to) in targets.iter().enumerate() {
         let mut stream = lab.tunnel(to).await;
-        // Half a hello is as good as none.
+        // Half a ClientHello is treated like none.
         stream.write_all(&hello("open.test")[..20]).await.unwrap();
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
@@ -182,7 +183,7 @@ async fn a_tunnel_that_stays_silent_ends_at_the_handshake_timeout() {
 }
 
 #[tokio::test]
-async fn another_host_inside_a_tunnel_is_refused_also_on_the_second_request() {
+async fn refuses_another_host_inside_a_tunnel_on_every_request() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let request = |host: &str| Request::builder().uri("/").header("host", host).body(empty()).unwrap();
@@ -223,11 +224,11 @@ async fn another_host_inside_a_tunnel_is_refused_also_on_the_second_request() {
 }
 
 #[tokio::test]
-async fn in_absolute_form_host_must_equal_the_request_line() {
+async fn in_absolute_form_host_must_match_the_target() {
     let (lab, origin) = lab::simple().await;
     let mut request = lab.absolute("GET", &format!("https://api.test:{}/", origin.port())).body(empty()).unwrap();
     request.headers_mut().insert("host", "evil.test".parse().unwrap());
     Reply::read(h1(lab.connect().await, request).await).await.assert_refused(403, "authority_mismatch");
-    lab.refused_only("authority_mismatch").await;
+    lab.assert_only_refused("authority_mismatch").await;
     assert_eq!((origin.connections(), lab.dns.all_queries().len()), (0, 0));
 }

@@ -1,24 +1,24 @@
-//! No address is dialled that was not judged, and no name asked for that was not admitted.
+//! No address is dialled without a check, and no name is resolved that is not allowed.
 
-use crate::lab::{self, Ground, Lab, Origin};
+use crate::lab::{self, Lab, LabBuilder, Origin};
 
-/// A lab whose policy allows many names on one port; the loopback is not opened unless `text` says so.
+/// Starts a lab whose policy allows many names on one port; the loopback is opened only if `text` says so.
 async fn lab_for(names: &[&str], network: &str) -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
     let port = origin.port();
     let text = format!(
         "{network}\n[integrations.all]\nallowed_domains = [{}]\nports = [{port}]\n[tasks.t]\nintegrations = [\"all\"]\n",
         names.join(", ")
     );
-    (ground.proxy(&text).await, origin)
+    (builder.proxy(&text).await, origin)
 }
 
 const CLOSED: &str = "[network]\nallow_cidrs = []";
 const LOOPBACK: &str = "[network]\nallow_cidrs = [\"127.0.0.0/8\"]";
 
-/// Both ways in, one after the other: the same code, the same audit line, no dial.
+/// Sends the request by both ways in, one after the other, and asserts the same code, the same audit line and no dial.
 async fn refused_both_ways(lab: &Lab, origin: &Origin, host: &str, status: u16, code: &str) {
     let before = lab.audit().await.len();
     let to = format!("{host}:{}", origin.port());
@@ -38,7 +38,7 @@ async fn refused_both_ways(lab: &Lab, origin: &Origin, host: &str, status: u16, 
 }
 
 #[tokio::test]
-async fn a_denied_host_is_refused_with_the_approved_list_and_without_a_query() {
+async fn a_denied_host_is_refused_with_the_approved_hosts_and_without_a_query() {
     let (lab, origin) = lab_for(&["api.test", "*.example.org"], LOOPBACK).await;
     refused_both_ways(&lab, &origin, "evil.test", 403, "host_not_allowed").await;
     let reply = lab.get(&format!("https://evil.test:{}/", origin.port())).await;
@@ -48,7 +48,7 @@ async fn a_denied_host_is_refused_with_the_approved_list_and_without_a_query() {
 }
 
 #[tokio::test]
-async fn names_that_lead_to_special_addresses_are_refused() {
+async fn refuses_names_that_resolve_to_special_addresses() {
     let rows = [
         ("private.test", vec!["10.0.0.7"]),
         ("loop.test", vec!["127.0.0.1"]),
@@ -81,7 +81,7 @@ async fn names_that_lead_to_special_addresses_are_refused() {
 }
 
 #[tokio::test]
-async fn literals_take_the_same_door() {
+async fn address_literals_are_checked_like_names() {
     let rows =
         ["10.0.0.7", "127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "fd00:ec2::254"];
     let (lab, origin) = lab_for(&rows, CLOSED).await;
@@ -93,7 +93,7 @@ async fn literals_take_the_same_door() {
 }
 
 #[tokio::test]
-async fn odd_spellings_of_addresses_are_no_targets() {
+async fn refuses_unusual_spellings_of_addresses() {
     let (lab, origin) = lab_for(&["127.0.0.1", "api.test"], LOOPBACK).await;
     let port = origin.port();
     let rows = [
@@ -115,25 +115,25 @@ async fn odd_spellings_of_addresses_are_no_targets() {
         let code = line["code"].as_str().unwrap();
         assert!(["target_malformed", "request_malformed"].contains(&code), "{host}: {line}");
     }
-    // A NUL ends the request before it is one.
+    // A NUL makes the request line invalid.
     let text = lab.raw(&format!("CONNECT api.test\0.evil:{port} HTTP/1.1\r\nHost: api.test\r\n{{auth}}\r\n")).await;
     assert!(text.starts_with("HTTP/1.1 400 "), "{text}");
     assert_eq!(lab.ended(rows.len()).await["code"], "request_malformed");
     assert_eq!((origin.connections(), lab.dns.all_queries().len()), (0, 0));
 }
 
-/// The answer flips between the judgement and the dial, and again later: what was judged is dialled.
+/// The DNS answer changes between the check and the dial, and again later. The checked address is dialled.
 #[tokio::test]
-async fn a_name_that_rebinds_after_the_judgement_is_still_dialled_where_it_was_judged() {
+async fn a_rebinding_name_is_dialled_at_the_checked_address() {
     let (lab, origin) = lab_for(&["rebind.test"], "[network]\nallow_cidrs = [\"127.0.0.1/32\"]").await;
     let to = format!("rebind.test:{}", origin.port());
     lab.dns.flip("rebind.test", &[&["127.0.0.1"], &["10.0.0.7"]]);
-    // The tunnel is judged and pinned at CONNECT; the origin is dialled only for the request inside.
+    // The tunnel is checked and pinned at CONNECT; the origin is dialled only for the request inside.
     let tls = lab.tls(&to, &["http/1.1"]).await;
     assert_eq!((lab.dns.queries("rebind.test"), origin.connections()), (2, 0));
     let request = http::Request::builder().uri("/").header("host", &to).body(lab::client::empty()).unwrap();
     let reply = lab::Reply::read(lab::client::h1(tls, request).await).await;
-    // The origin's certificate is for another name: what matters is who was dialled.
+    // The origin's certificate is for another name. This test is about the dialled address only.
     reply.assert_refused(502, "tls_failed");
     assert_eq!(
         (lab.dns.queries("rebind.test"), origin.connections()),
@@ -148,7 +148,7 @@ async fn a_name_that_rebinds_after_the_judgement_is_still_dialled_where_it_was_j
 }
 
 #[tokio::test]
-async fn a_ttl_of_zero_does_not_make_the_proxy_ask_twice_for_one_request() {
+async fn a_zero_ttl_causes_one_query_per_request() {
     let (lab, origin) = lab_for(&["api.test"], "[network]\nallow_cidrs = [\"127.0.0.1/32\"]").await;
     lab.dns.flip("api.test", &[&["127.0.0.1"], &["10.0.0.7"]]);
     assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
@@ -156,7 +156,7 @@ async fn a_ttl_of_zero_does_not_make_the_proxy_ask_twice_for_one_request() {
 }
 
 #[tokio::test]
-async fn one_denied_address_among_many_denies_the_host_although_another_would_do() {
+async fn one_denied_address_denies_the_host() {
     let (lab, origin) = lab_for(&["mixed.test"], "[network]\nallow_cidrs = [\"127.0.0.1/32\"]").await;
     lab.dns.set("mixed.test", &["127.0.0.1", "127.0.0.2"]);
     refused_both_ways(&lab, &origin, "mixed.test", 403, "address_not_allowed").await;
@@ -165,23 +165,23 @@ async fn one_denied_address_among_many_denies_the_host_although_another_would_do
 }
 
 #[tokio::test]
-async fn deny_cidrs_win_and_hosts_overrides_are_judged() {
+async fn deny_cidrs_win_and_hosts_overrides_are_checked() {
     let network = "[network]\nallow_cidrs = [\"127.0.0.0/8\"]\ndeny_cidrs = [\"127.0.0.2/32\"]\n[dns]\nhosts = { \"fixed.test\" = [\"127.0.0.1\"], \"bad.test\" = [\"10.9.9.9\"], \"closed.test\" = [\"127.0.0.2\"] }";
     let (lab, origin) = lab_for(&["fixed.test", "bad.test", "closed.test"], network).await;
     refused_both_ways(&lab, &origin, "bad.test", 403, "address_not_allowed").await;
     refused_both_ways(&lab, &origin, "closed.test", 403, "address_not_allowed").await;
-    // Reached, and refused only for its certificate, which is for another name.
+    // The origin was reached: the refusal is for its certificate, which is for another name.
     lab.get(&format!("https://fixed.test:{}/", origin.port())).await.assert_refused(502, "tls_failed");
     assert_eq!((origin.connections(), lab.dns.all_queries().len()), (1, 0));
 }
 
 #[tokio::test]
-async fn an_integrations_cidrs_are_for_its_own_hosts_only() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("inside.test").await;
-    ground.dns.set("outside.test", &["127.0.0.1"]);
+async fn an_integrations_cidrs_apply_to_its_own_hosts_only() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("inside.test").await;
+    builder.dns.set("outside.test", &["127.0.0.1"]);
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "{CLOSED}\n[integrations.a]\nallowed_domains = [\"inside.test\"]\nports = [{port}]\nallow_cidrs = [\"127.0.0.1/32\"]\n\
              [integrations.b]\nallowed_domains = [\"outside.test\"]\nports = [{port}]\n[tasks.t]\nintegrations = [\"a\", \"b\"]\n"
@@ -191,14 +191,14 @@ async fn an_integrations_cidrs_are_for_its_own_hosts_only() {
     lab.get(&format!("https://outside.test:{port}/")).await.assert_refused(403, "address_not_allowed");
 }
 
-/// CIDRs come only from the integration that allows the very request, also inside a tunnel that another
-/// one opened.
+/// Only the CIDRs of the integration that allows the request apply, also inside a tunnel that another integration
+/// opened.
 #[tokio::test]
-async fn cidrs_of_an_integration_that_does_not_allow_the_request_do_not_count() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn cidrs_of_an_integration_that_does_not_allow_the_request_are_ignored() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "{CLOSED}\n[integrations.read]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nmethods = [\"GET\"]\nallow_cidrs = [\"127.0.0.1/32\"]\n\
              [integrations.write]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nmethods = [\"POST\"]\n[tasks.t]\nintegrations = [\"read\", \"write\"]\n"
@@ -208,16 +208,16 @@ async fn cidrs_of_an_integration_that_does_not_allow_the_request_do_not_count() 
     let request = |method: &str| {
         http::Request::builder().method(method).uri("/").header("host", &to).body(lab::client::empty()).unwrap()
     };
-    assert_eq!(lab.inside(&to, request("GET")).await.status, 200);
-    lab.inside(&to, request("POST")).await.assert_refused(403, "address_not_allowed");
+    assert_eq!(lab.send_in_tunnel(&to, request("GET")).await.status, 200);
+    lab.send_in_tunnel(&to, request("POST")).await.assert_refused(403, "address_not_allowed");
     assert_eq!(origin.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn the_public_rule_ignores_opened_networks() {
-    let ground = Ground::new().await;
-    ground.dns.set("news.example", &["127.0.0.1"]);
-    let lab = ground
+    let builder = LabBuilder::new().await;
+    builder.dns.set("news.example", &["127.0.0.1"]);
+    let lab = builder
         .proxy(&format!(
             "{LOOPBACK}\n[integrations.web]\nany_public_host = true\n[tasks.t]\nintegrations = [\"web\"]\n"
         ))
@@ -230,12 +230,12 @@ async fn the_public_rule_ignores_opened_networks() {
 
 #[tokio::test]
 async fn the_proxy_does_not_forward_to_itself() {
-    let ground = Ground::new().await;
-    ground.dns.set("self.test", &["127.0.0.1"]);
-    let dns_port = ground.dns.address().port();
+    let builder = LabBuilder::new().await;
+    builder.dns.set("self.test", &["127.0.0.1"]);
+    let dns_port = builder.dns.address().port();
     let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let admin = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[proxy]\nlisten = [\"{probe}\"]\n[admin]\nlisten = \"{admin}\"\n{LOOPBACK}\n[integrations.s]\nallowed_domains = [\"self.test\", \"127.0.0.1\", \"0.0.0.0\"]\n\
              ports = [{}, {}, {dns_port}]\nplain_http = true\nallow_cidrs = [\"0.0.0.0/0\"]\n[tasks.t]\nintegrations = [\"s\"]\n",
@@ -252,7 +252,7 @@ async fn the_proxy_does_not_forward_to_itself() {
 }
 
 #[tokio::test]
-async fn names_without_addresses_and_silent_servers_fail_closed_and_in_time() {
+async fn unresolvable_names_and_silent_servers_are_refused_in_time() {
     let (lab, origin) = lab_for(&["gone.test", "silent.test", "empty.test"], "[dns]\ntimeout = \"300ms\"").await;
     lab.dns.silence("silent.test");
     lab.dns.set("empty.test", &[]);

@@ -1,7 +1,7 @@
-//! The public interface, compared with a stored copy: the command line, refusals, configuration keys, header fields
-//! and the shapes of JSON documents. Texts for humans are not part of it.
+//! The public interface, compared with a stored copy: the command line, refusals, configuration keys, header fields and
+//! the shapes of JSON documents. Human-readable texts are not part of it.
 //!
-//! `EXEAT_UPDATE_DOCS=1` stores the present state; a change of the interface belongs into CHANGELOG.md.
+//! `EXEAT_UPDATE_DOCS=1` stores the current state. Changes of the interface need an entry in CHANGELOG.md.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,10 +13,10 @@ use http::HeaderName;
 use serde_json::{Value, json};
 
 use crate::lab::client::auth;
-use crate::lab::{Ground, Lab};
+use crate::lab::{Lab, LabBuilder};
 
-/// Compares lines with the stored ones.
-fn hold(name: &str, lines: &[String]) {
+/// Compares lines with the stored lines.
+fn compare(name: &str, lines: &[String]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/house/interface").join(name);
     let text = lines.join("\n") + "\n";
     if std::env::var_os("EXEAT_UPDATE_DOCS").is_some() {
@@ -29,7 +29,7 @@ fn hold(name: &str, lines: &[String]) {
     assert!(added.is_empty() && gone.is_empty(), "{name} has changed: added {added:#?}, gone {gone:#?}");
 }
 
-/// Adds the flags, arguments and subcommands of a command, as its help gives them.
+/// Adds the flags, arguments and subcommands of a command, as printed by its help.
 fn walk(program: &str, args: &[String], lines: &mut Vec<String>) {
     let output = Command::new(program).args(args).arg("--help").env_clear().env("COLUMNS", "1000").output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
@@ -70,7 +70,7 @@ fn the_command_line_is_as_stored() {
         walk(program, &[], &mut lines);
     }
     assert!(lines.len() > 100, "{lines:#?}");
-    hold("command_line.txt", &lines);
+    compare("command_line.txt", &lines);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn refusals_are_as_stored() {
         })
         .collect();
     lines.sort();
-    hold("refusals.txt", &lines);
+    compare("refusals.txt", &lines);
 }
 
 #[test]
@@ -102,10 +102,10 @@ fn header_fields_are_as_stored() {
     ];
     let mut lines: Vec<String> = fields.iter().map(ToString::to_string).collect();
     lines.push(tool::EXEAT_TOOL.to_string());
-    hold("header_fields.txt", &lines);
+    compare("header_fields.txt", &lines);
 }
 
-/// The keys that each table of the configuration takes, as the problem with an unknown key lists them.
+/// The keys of each table of the configuration, as listed by the error for an unknown key.
 #[test]
 fn configuration_keys_are_as_stored() {
     const TABLES: [&str; 17] = [
@@ -147,7 +147,7 @@ fn configuration_keys_are_as_stored() {
         lines.extend(keys.split(", ").map(|key| format!("{table}: {key}")));
     }
     assert!(lines.len() > 80, "{lines:#?}");
-    hold("configuration.txt", &lines);
+    compare("configuration.txt", &lines);
 }
 
 /// Adds each path of a document with its type.
@@ -162,8 +162,8 @@ fn shape(at: &str, value: &Value, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// The document of one of the proxy's own paths.
-async fn own(lab: &Lab, path: &str) -> Value {
+/// Returns the document at one of the proxy's own paths.
+async fn own_document(lab: &Lab, path: &str) -> Value {
     let proxy = lab.proxy;
     let head =
         format!("GET {path} HTTP/1.1\r\nHost: {proxy}\r\nProxy-Authorization: {}\r\nConnection: close\r\n\r\n", auth());
@@ -174,13 +174,13 @@ async fn own(lab: &Lab, path: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn json_documents_are_as_stored() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let value = "hJ7rT2qLz9wXk4vBn8sD";
-    std::fs::write(ground.dir.path().join("value"), value).unwrap();
-    ground.dns.set("inside.test", &["10.0.0.7"]);
+    std::fs::write(builder.dir.path().join("value"), value).unwrap();
+    builder.dns.set("inside.test", &["10.0.0.7"]);
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"file:value\"\n\
              domains = [\"api.test\"]\n[plans.p]\ncalls_per_execution = 50\n[integrations.a]\n\
@@ -192,7 +192,7 @@ async fn json_documents_are_as_stored() {
     let url = format!("https://api.test:{port}/");
     let mut lines = BTreeSet::new();
     let mut add = |name: &str, value: &Value| shape(name, value, &mut lines);
-    // Exchanges that leave each kind of line.
+    // Sends requests that produce each kind of audit line.
     let keyed = lab.absolute("GET", &format!("{url}echo")).header("exeat-credential", "K");
     assert_eq!(lab.send(keyed.body(crate::lab::client::empty()).unwrap()).await.status, 200);
     let tool = lab.absolute("GET", &url).header("exeat-tool", "http_request");
@@ -205,24 +205,30 @@ async fn json_documents_are_as_stored() {
     let asked = lab.send(lab.absolute("DELETE", &url).body(crate::lab::client::empty()).unwrap()).await.problem();
     add("problem", &asked);
     let id = asked["approval"].as_str().unwrap();
-    add("self.approval", &own(&lab, &format!("/v1/self/approvals/{id}")).await);
-    add("admin.approvals", &lab.ask("GET", "/v1/approvals", &json!({})).await.1);
-    add("admin.approval", &lab.ask("POST", &format!("/v1/approvals/{id}"), &json!({"decision": "approve"})).await.1);
+    add("self.approval", &own_document(&lab, &format!("/v1/self/approvals/{id}")).await);
+    add("admin.approvals", &lab.admin_request("GET", "/v1/approvals", &json!({})).await.1);
+    add(
+        "admin.approval",
+        &lab.admin_request("POST", &format!("/v1/approvals/{id}"), &json!({"decision": "approve"})).await.1,
+    );
     let _ = lab.raw("GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n").await;
-    add("self", &own(&lab, "/v1/self").await);
-    add("self.approvals", &own(&lab, "/v1/self/approvals").await);
+    add("self", &own_document(&lab, "/v1/self").await);
+    add("self.approvals", &own_document(&lab, "/v1/self/approvals").await);
     for (verb, query) in [("resolve", ""), ("connect", ""), ("certificate", "")] {
-        add(&format!("self.{verb}"), &own(&lab, &format!("/v1/self/{verb}?host=api.test&port={port}{query}")).await);
+        add(
+            &format!("self.{verb}"),
+            &own_document(&lab, &format!("/v1/self/{verb}?host=api.test&port={port}{query}")).await,
+        );
     }
-    let (_, started) = lab.ask("POST", "/v1/executions", &json!({"task": "t"})).await;
+    let (_, started) = lab.admin_request("POST", "/v1/executions", &json!({"task": "t"})).await;
     add("admin.start", &started);
     let id = started["id"].as_str().unwrap();
     for path in ["/v1/tasks", "/v1/executions", "/v1/secrets", "/v1/executions/t/tool_calls"] {
-        add(&format!("admin {path}"), &lab.ask("GET", path, &json!({})).await.1);
+        add(&format!("admin {path}"), &lab.admin_request("GET", path, &json!({})).await.1);
     }
-    add("admin.execution", &lab.ask("GET", &format!("/v1/executions/{id}"), &json!({})).await.1);
-    add("admin.stop", &lab.ask("DELETE", &format!("/v1/executions/{id}"), &json!({})).await.1);
-    add("admin.error", &lab.ask("GET", "/v1/executions/none", &json!({})).await.1);
+    add("admin.execution", &lab.admin_request("GET", &format!("/v1/executions/{id}"), &json!({})).await.1);
+    add("admin.stop", &lab.admin_request("DELETE", &format!("/v1/executions/{id}"), &json!({})).await.1);
+    add("admin.error", &lab.admin_request("GET", "/v1/executions/none", &json!({})).await.1);
     assert!(lab.daemon.flush_audit().await);
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
     for line in log.lines() {
@@ -231,5 +237,5 @@ async fn json_documents_are_as_stored() {
     }
     let lines: Vec<String> = lines.into_iter().collect();
     assert!(lines.len() > 150, "{lines:#?}");
-    hold("json.txt", &lines);
+    compare("json.txt", &lines);
 }

@@ -1,9 +1,9 @@
-//! Imports point down. This test holds the table of the architecture and reads every source file.
+//! Imports point down. This test contains the table of the architecture and checks every source file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Module, and what it may import of the crate.
+/// Each module, with the modules of the crate that it may import.
 const LAYERS: [(&str, &[&str]); 16] = [
     ("files", &[]),
     ("terminal", &[]),
@@ -40,7 +40,7 @@ fn imports_point_down() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A stage may name the evidence of an earlier one, and never calls a function of it.
+/// A stage may name the result types of an earlier stage, but must not call its functions.
 #[test]
 fn stages_call_no_stage() {
     const STAGES: [&str; 11] = [
@@ -74,9 +74,9 @@ fn stages_call_no_stage() {
     }
 }
 
-/// Operations that only some files may perform.
+/// Operations that only certain files may perform.
 #[test]
-fn some_things_have_one_home() {
+fn restricted_operations_stay_in_their_files() {
     let rules: [(&str, &[&str]); 6] = [
         (
             ".expose()",
@@ -125,7 +125,7 @@ fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
-/// Top-level modules of the crate that a line names.
+/// Returns the top-level modules of the crate that a line names.
 fn mentioned(line: &str) -> Vec<String> {
     let after = line.split("crate::").skip(1);
     after.map(|rest| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
@@ -153,7 +153,7 @@ fn sources(module: &str) -> Vec<(PathBuf, String)> {
     found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Every source file has its line in the map of the architecture, and the map names no other.
+/// The architecture page's map names every source file, and no others.
 #[test]
 fn the_map_names_every_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

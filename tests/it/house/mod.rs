@@ -1,4 +1,4 @@
-//! Rules that the source code keeps.
+//! Rules for the source code.
 
 mod interface;
 mod layering;

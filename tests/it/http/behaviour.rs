@@ -1,20 +1,20 @@
-//! The treatment of each malformed or rare input. The tables of `docs/http-behaviour.md` are these rows, and each is
-//! tested; `EXEAT_UPDATE_DOCS=1` writes the page.
+//! The handling of malformed and unusual messages. Each row is a test and a row of the tables in
+//! `docs/http-behaviour.md`; `EXEAT_UPDATE_DOCS=1` writes the page.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::read_to_end;
 use crate::lab::origin::{Seen, raw_tls};
 use crate::lab::page::Page;
-use crate::lab::{self, Ground, allow_api};
+use crate::lab::{self, LabBuilder, allow_api};
 
 const PAGE: Page = Page { path: "docs/http-behaviour.md", by: "tests/it/http/behaviour.rs" };
 
-/// A request on a connection of its own, and what comes of it.
+/// A request on a connection of its own, and its expected result.
 struct Asked {
     what: &'static str,
     text: String,
-    /// The status and the refusal's code, or what the origin gets.
+    /// The status and the refusal's code, or what the origin receives.
     gets: &'static str,
     /// The check of the request that the origin received, for a request that passes.
     seen: fn(&Seen) -> bool,
@@ -242,7 +242,7 @@ fn requests() -> Vec<Asked> {
 }
 
 #[tokio::test]
-async fn requests_get_what_the_page_says() {
+async fn requests_behave_as_documented() {
     let (lab, origin) = lab::simple().await;
     let mut table = String::from("| a request with | gets |\n|---|---|\n");
     for (n, row) in requests().iter().enumerate() {
@@ -260,7 +260,7 @@ async fn requests_get_what_the_page_says() {
                 assert_eq!(format!("{status} `{code}`{closed}"), row.gets, "{}: {reply}", row.what);
                 assert!(closed.is_empty() || reply.contains("\r\nconnection: close\r\n"), "{}: {reply}", row.what);
                 assert!(reply.ends_with("}\n"), "{}: a problem document: {reply}", row.what);
-                // A request whose body turns out to be malformed has been decided before.
+                // A request whose body turns out to be malformed was allowed first, so its line is not a refusal.
                 let has_line = line["event"] == "refused" || line["event"] == "closed";
                 assert!(has_line && line["code"] == code.as_str(), "{}: {line}", row.what);
                 assert!(seen.len() == before || line["event"] == "closed", "{}: nothing reaches the origin", row.what);
@@ -273,10 +273,10 @@ async fn requests_get_what_the_page_says() {
         }
         table.push_str(&format!("| {} | {} |\n", row.what, row.gets));
     }
-    PAGE.hold("requests", &table);
+    PAGE.check("requests", &table);
 }
 
-/// An answer as an origin sends it, and what the client gets.
+/// An answer as sent by the origin, and what the client receives.
 struct Answered {
     what: &'static str,
     method: &'static str,
@@ -289,7 +289,7 @@ struct Answered {
 
 const WHOLE: &[&str] = &["HTTP/1.1 200 ", "hello"];
 
-/// An answer with one field of so many bytes.
+/// Returns an answer with one field of `length` bytes.
 fn answer_with_field(length: usize) -> &'static [u8] {
     let field = "x".repeat(length);
     format!("HTTP/1.1 200 OK\r\nX: {field}\r\nContent-Length: 5\r\n\r\nhello").leak().as_bytes()
@@ -332,19 +332,19 @@ fn answers() -> Vec<Answered> {
 }
 
 #[tokio::test]
-async fn answers_get_what_the_page_says() {
+async fn answers_behave_as_documented() {
     let mut table = String::from("| an answer with | |\n|---|---|\n");
     for row in answers() {
-        let ground = Ground::new().await;
-        let (port, _) = raw_tls(&ground, "api.test", row.words).await;
-        let lab = ground.proxy(&allow_api(port)).await;
+        let builder = LabBuilder::new().await;
+        let (port, _) = raw_tls(&builder, "api.test", row.words).await;
+        let lab = builder.proxy(&allow_api(port)).await;
         let to = format!("api.test:{port}");
         let mut tls = lab.tls(&to, &["http/1.1"]).await;
         tls.write_all(format!("{} / HTTP/1.1\r\nHost: {to}\r\n\r\n", row.method).as_bytes()).await.unwrap();
-        // The next request on the connection is answered by itself, whatever the first brought.
+        // The next request on the connection is answered independently of the first.
         tls.write_all(b"GET http://evil.test/ HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n").await.unwrap();
         let mut reply = Vec::new();
-        let _ = tokio::time::timeout(lab::PATIENCE, tls.read_to_end(&mut reply)).await.expect("an end");
+        let _ = tokio::time::timeout(lab::TIMEOUT, tls.read_to_end(&mut reply)).await.expect("an end");
         let all = String::from_utf8_lossy(&reply).into_owned();
         let cut = row.gets.starts_with("is cut");
         assert_eq!(all.contains("authority_mismatch"), !cut, "{}: {all}", row.what);
@@ -361,12 +361,12 @@ async fn answers_get_what_the_page_says() {
         assert_eq!((&line["event"], &line["code"]), (&"closed".into(), &code), "{}: {line}", row.what);
         table.push_str(&format!("| {} | {} |\n", row.what, row.gets));
     }
-    PAGE.hold("answers", &table);
+    PAGE.check("answers", &table);
 }
 
-/// Streams that are opened only to be reset: after some the client is told to go (CVE-2023-44487).
+/// Streams that are opened only to be reset: after a number of them the client gets a GOAWAY (CVE-2023-44487).
 #[tokio::test]
-async fn a_client_that_resets_its_streams_is_sent_away() {
+async fn a_client_that_resets_many_streams_gets_a_goaway() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut tls = lab.tls(&to, &["h2"]).await;
@@ -374,17 +374,17 @@ async fn a_client_that_resets_its_streams_is_sent_away() {
         let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
     };
-    // Indexed fields of HPACK's static table, and `:authority` written out.
+    // Indexed fields of HPACK's static table, and `:authority` as a literal.
     let head = [&[0x82, 0x87, 0x84, 0x01, u8::try_from(to.len()).unwrap()], to.as_bytes()].concat();
     let mut wire = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[])].concat();
     for n in 0..2000_u32 {
         wire.extend(frame(1, 0x05, 2 * n + 1, &head));
         wire.extend(frame(3, 0, 2 * n + 1, &[0, 0, 0, 8]));
     }
-    // The proxy may hang up before it has all of it.
+    // The proxy may close the connection before it has read everything.
     let _ = tls.write_all(&wire).await;
     let mut heard = Vec::new();
-    let _ = tokio::time::timeout(lab::PATIENCE, tls.read_to_end(&mut heard)).await.expect("the connection ends");
+    let _ = tokio::time::timeout(lab::TIMEOUT, tls.read_to_end(&mut heard)).await.expect("the connection ends");
     let mut rest = &heard[..];
     let mut goaway = None;
     while let [a, b, c, kind, _flags, _, _, _, _, ..] = rest {
@@ -398,5 +398,5 @@ async fn a_client_that_resets_its_streams_is_sent_away() {
     assert!(origin.seen().len() < 200, "{} reached the origin", origin.seen().len());
     let mut other = lab.tls(&to, &["http/1.1"]).await;
     other.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
-    assert!(read_to_end(&mut other).await.starts_with("HTTP/1.1 200"), "others are served");
+    assert!(read_to_end(&mut other).await.starts_with("HTTP/1.1 200"), "other clients are served");
 }

@@ -1,4 +1,4 @@
-//! Deviations from the standards that clients and networks are known for.
+//! Deviations from the standards that are known from real clients and networks.
 
 use std::io;
 use std::pin::Pin;
@@ -14,9 +14,9 @@ use tokio_rustls::TlsConnector;
 
 use crate::destinations::sni::{both_modes, extend, hello};
 use crate::lab::client::{auth, client_config, h1, read_head};
-use crate::lab::{self, Ground, Lab, Reply};
+use crate::lab::{self, Lab, LabBuilder, Reply};
 
-/// Writes one byte at a time and lets others run in between.
+/// Writes one byte at a time and yields to other tasks in between.
 struct Slowly {
     stream: TcpStream,
     rested: bool,
@@ -24,7 +24,7 @@ struct Slowly {
 
 impl Slowly {
     fn new(stream: TcpStream) -> Self {
-        // Each byte in a segment of its own.
+        // Each byte is sent in a segment of its own.
         stream.set_nodelay(true).unwrap();
         Self { stream, rested: false }
     }
@@ -59,9 +59,9 @@ impl AsyncRead for Slowly {
 
 #[tokio::test]
 async fn a_client_that_writes_single_bytes_is_served_to_the_end() {
-    let ground = Ground::new().await;
-    let (open, sealed) = (ground.origin("open.test").await, ground.origin_h1("sealed.test").await);
-    let lab = ground
+    let builder = LabBuilder::new().await;
+    let (open, sealed) = (builder.origin("open.test").await, builder.origin_h1("sealed.test").await);
+    let lab = builder
         .proxy(&format!(
             "[integrations.open]\nallowed_domains = [\"open.test\"]\nports = [{}]\n\
              [integrations.sealed]\nallowed_domains = [\"sealed.test\"]\nports = [{}]\nmode = \"opaque\"\n\
@@ -70,11 +70,11 @@ async fn a_client_that_writes_single_bytes_is_served_to_the_end() {
             sealed.port()
         ))
         .await;
-    // A connection that is not inspected has the origin's own certificate.
+    // A connection that is not inspected presents the origin's own certificate.
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(lab.dir.path().join("origin-ca.pem")).unwrap()).unwrap();
     let rows = [
-        ("open.test", &open, lab.trusting(&["http/1.1"])),
+        ("open.test", &open, lab.client_tls_config(&["http/1.1"])),
         ("sealed.test", &sealed, client_config(roots, &["http/1.1"])),
     ];
     for (n, (name, origin, config)) in rows.into_iter().enumerate() {
@@ -95,16 +95,16 @@ async fn a_client_that_writes_single_bytes_is_served_to_the_end() {
     }
 }
 
-/// The hosts of tunnels that were refused for the name in the handshake.
+/// Returns the hosts of the tunnels that were refused for their server name.
 async fn mismatches(lab: &Lab) -> Vec<String> {
     let lines = lab.audit().await;
     let refused = lines.iter().filter(|line| line["event"] == "refused" && line["code"] == "sni_mismatch");
     refused.map(|line| line["host"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Some put their key shares of post-quantum algorithms, or padding, before the name.
+/// Some clients send post-quantum key shares or padding before the name.
 #[tokio::test]
-async fn a_server_name_beyond_the_first_kilobyte_is_found_and_judged() {
+async fn a_server_name_beyond_the_first_kilobyte_is_checked() {
     let (lab, origin, targets) = both_modes().await;
     let padded = |name: &'static str| {
         let padding = [&[0, 21, 0x10, 0][..], &[0; 0x1000]].concat();
@@ -130,9 +130,10 @@ async fn a_server_name_beyond_the_first_kilobyte_is_found_and_judged() {
     assert!(origin.seen().is_empty());
 }
 
-/// Some cut the `ClientHello` into records, so that middleboxes do not find the name (RFC 8446 §5.1 lets them).
+/// Some clients split the `ClientHello` into records, so that middleboxes do not find the name (RFC 8446 §5.1 permits
+/// this).
 #[tokio::test]
-async fn a_hello_cut_into_many_records_is_read_and_judged() {
+async fn a_hello_split_into_many_records_is_checked() {
     let (lab, _, targets) = both_modes().await;
     let cut = |name: &'static str| {
         let wire = hello(name);
@@ -152,9 +153,10 @@ async fn a_hello_cut_into_many_records_is_read_and_judged() {
     assert_eq!(mismatches(&lab).await, ["open.test", "sealed.test"]);
 }
 
-/// Some TLS libraries let their user judge the certificate when the handshake is over: then all that comes is a close.
+/// Some TLS libraries leave the verification of the certificate to the application, after the handshake. The proxy then
+/// sees nothing but a close.
 #[tokio::test]
-async fn a_client_that_closes_behind_the_handshake_leaves_a_line() {
+async fn a_client_that_closes_after_the_handshake_is_logged() {
     for alpn in ["http/1.1", "h2"] {
         let (lab, origin) = lab::simple().await;
         let mut tls = lab.tls(&format!("api.test:{}", origin.port()), &[alpn]).await;

@@ -1,5 +1,5 @@
-//! The same hostile request as a tool call, through a tunnel and in absolute form: the same code, for each code that all of
-//! them can meet.
+//! The same hostile request as a tool call, through a tunnel and in absolute form. The code is the same, for each code
+//! that can occur on all of them.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -27,9 +27,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{Reply, client_config, h1, read_head};
-use crate::lab::{self, Ground, KEY, Lab, Origin, PATIENCE, TOKEN, origin};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT, TOKEN, origin};
 
-/// How a request comes to the proxy.
+/// The way in which a request reaches the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Tool,
@@ -40,25 +40,25 @@ enum By {
 
 const EVERY: [By; 4] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2];
 
-/// A call as a model makes it, and all that it takes to say the same without the front-end.
+/// A tool call as a model makes it, with everything needed to send the same request without the front-end.
 #[derive(Clone, Debug)]
-struct Ask {
+struct Call {
     tool: &'static str,
     input: Value,
 }
 
-/// A proxy, from outside.
-struct Gate {
+/// A proxy as its clients see it.
+struct Proxy {
     proxy: SocketAddr,
     ca: String,
     token: String,
 }
 
-fn ask(tool: &'static str, input: Value) -> Ask {
-    Ask { tool, input }
+fn ask(tool: &'static str, input: Value) -> Call {
+    Call { tool, input }
 }
 
-impl Ask {
+impl Call {
     fn text(&self, member: &str) -> Option<&str> {
         self.input[member].as_str()
     }
@@ -78,7 +78,7 @@ impl Ask {
         self.text("method").unwrap_or(fixed)
     }
 
-    /// The same, without what leads to the proxy.
+    /// Returns the same request without the fields that address the proxy.
     fn request(&self, target: &str) -> http::request::Builder {
         let mut request = Request::builder().method(self.method()).uri(target).header("exeat-tool", self.tool);
         if let Some(name) = self.text("credential") {
@@ -103,7 +103,7 @@ impl Ask {
     }
 }
 
-impl Gate {
+impl Proxy {
     fn of(lab: &Lab) -> Self {
         Self { proxy: lab.proxy, ca: lab.daemon.ca_pem().to_owned(), token: TOKEN.to_owned() }
     }
@@ -115,12 +115,12 @@ impl Gate {
         stream
     }
 
-    fn who(&self) -> String {
+    fn authorization(&self) -> String {
         format!("Basic {}", STANDARD.encode(format!("t:{}", self.token)))
     }
 
-    /// The result of a tool call, by the real front-end.
-    fn call(&self, ask: &Ask) -> Value {
+    /// Makes a tool call with the real front-end and returns its result.
+    fn call(&self, ask: &Call) -> Value {
         let mut child = Command::new(env!("CARGO_BIN_EXE_exeat-tools"))
             .args(["call", ask.tool, "--input", "-"])
             .env_remove("HTTPS_PROXY")
@@ -136,8 +136,8 @@ impl Gate {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The code that comes back without the front-end: of the CONNECT, or of the request.
-    async fn code(&self, by: By, ask: &Ask) -> Option<String> {
+    /// Sends the request without the front-end. Returns the code of the refused CONNECT or request.
+    async fn code(&self, by: By, ask: &Call) -> Option<String> {
         let url = ask.uri();
         let (scheme, rest) = url.split_once("://").unwrap();
         let authority = rest.split(['/', '?']).next().unwrap();
@@ -147,12 +147,13 @@ impl Gate {
         let named = authority.rsplit('@').next().unwrap();
         let code = |reply: &Reply| reply.header("exeat-refusal").map(str::to_owned);
         if by == By::Absolute {
-            let request = ask.request(&url).header("host", named).header("proxy-authorization", self.who());
+            let request = ask.request(&url).header("host", named).header("proxy-authorization", self.authorization());
             let reply = Reply::read(h1(self.connect().await, request.body(ask.body()).unwrap()).await).await;
             return code(&reply);
         }
         let mut stream = self.connect().await;
-        let head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", self.who());
+        let head =
+            format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", self.authorization());
         stream.write_all(head.as_bytes()).await.unwrap();
         let head = read_head(&mut stream).await;
         if !head.starts_with("HTTP/1.1 200") {
@@ -166,7 +167,7 @@ impl Gate {
                 hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
             tokio::spawn(connection);
             let request = ask.request(&url).body(ask.body()).unwrap();
-            return code(&Reply::read(timeout(PATIENCE, h2.send_request(request)).await.unwrap().unwrap()).await);
+            return code(&Reply::read(timeout(TIMEOUT, h2.send_request(request)).await.unwrap().unwrap()).await);
         }
         let request = ask.request(uri.path_and_query().unwrap().as_str()).header("host", authority);
         let request = request.body(ask.body()).unwrap();
@@ -184,8 +185,8 @@ impl Gate {
         TlsConnector::from(Arc::new(client_config(roots, &[alpn]))).connect(name, stream).await.unwrap()
     }
 
-    /// Asks by one way and holds what comes back to the code. The result, if it was a tool call.
-    async fn refused(&self, by: By, ask: &Ask, code: &str) -> Option<Value> {
+    /// Sends the request by one way and checks its code. Returns the result of a tool call.
+    async fn refused(&self, by: By, ask: &Call, code: &str) -> Option<Value> {
         if by != By::Tool {
             assert_eq!(self.code(by, ask).await.as_deref(), Some(code), "{by:?} {ask:?}");
             return None;
@@ -202,35 +203,39 @@ impl Gate {
     }
 }
 
-/// Holds every way to one code, in what comes back and in the log. A call that the front-end does not send is in the
-/// record of calls instead, with the reason.
-async fn held(lab: &Lab, ask: &Ask, code: &str) {
-    let gate = Gate::of(lab);
+/// Checks that every way returns this code and logs it. For a call that the front-end does not send, the record of
+/// calls has the reason instead.
+async fn assert_refused_on_every_way(lab: &Lab, ask: &Call, code: &str) {
+    let gate = Proxy::of(lab);
     for by in EVERY {
-        held_by(lab, &gate, by, ask, code).await;
+        assert_refused_by(lab, &gate, by, ask, code).await;
     }
 }
 
-async fn held_by(lab: &Lab, gate: &Gate, by: By, ask: &Ask, code: &str) {
+async fn assert_refused_by(lab: &Lab, gate: &Proxy, by: By, ask: &Call, code: &str) {
     let before = codes(lab).await.len();
     let result = gate.refused(by, ask, code).await;
     if result.as_ref().is_some_and(|_| is_unsent(ask)) {
-        assert_eq!(reported(lab).await["block_reason"], Refusal::with_code(code).unwrap().block_reason(), "{ask:?}");
+        assert_eq!(
+            last_unsent_call(lab).await["block_reason"],
+            Refusal::with_code(code).unwrap().block_reason(),
+            "{ask:?}"
+        );
         assert_eq!(codes(lab).await.len(), before, "{ask:?} {result:?}");
         return;
     }
     let start = Instant::now();
     let logged = loop {
         match codes(lab).await.get(before..) {
-            Some([]) | None => assert!(start.elapsed() < PATIENCE, "{by:?} {ask:?} left no line"),
+            Some([]) | None => assert!(start.elapsed() < TIMEOUT, "{by:?} {ask:?} left no line"),
             Some(new) => break new.to_vec(),
         }
     };
     assert_eq!(logged, [code], "{by:?} {ask:?}");
 }
 
-/// Returns true if the front end refuses the request itself.
-fn is_unsent(ask: &Ask) -> bool {
+/// Returns true if the front-end refuses the request itself.
+fn is_unsent(ask: &Call) -> bool {
     let url = ask.text("url").unwrap_or_default();
     ask.tool == "shell" || ask.input["timeout"].is_string() || url.len() > 65_534
 }
@@ -239,16 +244,16 @@ async fn codes(lab: &Lab) -> Vec<String> {
     lab.audit().await.iter().filter_map(|line| line["code"].as_str().map(str::to_owned)).collect()
 }
 
-/// The newest call of `t` in the record that was not sent.
-async fn reported(lab: &Lab) -> Value {
-    let (_, calls) = lab.ask("GET", "/v1/executions/t/tool_calls", &Value::Null).await;
+/// Returns the newest call of `t` in the record that was not sent.
+async fn last_unsent_call(lab: &Lab) -> Value {
+    let (_, calls) = lab.admin_request("GET", "/v1/executions/t/tool_calls", &Value::Null).await;
     calls.as_array().unwrap().iter().rfind(|call| call["reported"] == true).cloned().unwrap_or_default()
 }
 
 const ADMIN: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 
-/// The hosts that can be reached, and those that only look reachable.
-struct Yard {
+/// The reachable hosts, and those that only look reachable.
+struct Hosts {
     lab: Lab,
     origin: Origin,
     plain: Origin,
@@ -267,8 +272,8 @@ fn socket() -> (Socket, SocketAddr) {
     (socket, address)
 }
 
-/// An origin that nobody vouches for.
-async fn stranger(name: &str) -> Origin {
+/// Starts an origin with a certificate of an unknown issuer.
+async fn untrusted_origin(name: &str) -> Origin {
     let key = KeyPair::generate().unwrap();
     let cert = CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
     let builder = rustls::ServerConfig::builder_with_provider(exeat::tls::provider());
@@ -277,17 +282,17 @@ async fn stranger(name: &str) -> Origin {
     Origin::https(Arc::new(config.with_single_cert(vec![cert.der().clone()], key).unwrap())).await
 }
 
-async fn yard() -> Yard {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn start_hosts() -> Hosts {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let plain = Origin::http().await;
     let (stranger, (garbage, _)) =
-        (stranger("api.test").await.port(), origin::raw_tls(&ground, "api.test", b"no HTTP").await);
+        (untrusted_origin("api.test").await.port(), origin::raw_tls(&builder, "api.test", b"no HTTP").await);
     for name in ["only.test", "locked.test", "plain.test"] {
-        ground.dns.set(name, &["127.0.0.1"]);
+        builder.dns.set(name, &["127.0.0.1"]);
     }
-    ground.dns.set("inside.test", &["10.0.0.7"]);
-    // One that is bound and does not listen, and one whose backlog is full.
+    builder.dns.set("inside.test", &["10.0.0.7"]);
+    // One socket is bound and does not listen; the other has a full backlog.
     let (unheard, closed) = socket();
     let (listener, full) = socket();
     listener.listen(0).unwrap();
@@ -315,12 +320,12 @@ async fn yard() -> Yard {
         plain.port(),
     );
     let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
-    let lab = ground.proxy(&format!("{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
-    Yard { lab, origin, plain, text, closed, full, stranger, garbage, _sockets: sockets }
+    let lab = builder.proxy(&format!("{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
+    Hosts { lab, origin, plain, text, closed, full, stranger, garbage, _sockets: sockets }
 }
 
-/// The expected results that depend on the request alone, not on the caller.
-fn rows(yard: &Yard) -> Vec<(&'static str, Ask)> {
+/// Returns the expected results that depend on the request alone, not on the caller.
+fn rows(yard: &Hosts) -> Vec<(&'static str, Call)> {
     let port = yard.origin.port();
     let at = |host: &str, path: &str| format!("https://{host}:{port}{path}");
     let get = |url: String| ask("http_get", json!({ "url": url }));
@@ -329,7 +334,7 @@ fn rows(yard: &Yard) -> Vec<(&'static str, Ask)> {
     let coded = STANDARD.encode(KEY);
     let escaped = utf8_percent_encode(KEY, NON_ALPHANUMERIC).to_string();
     let mut rows = vec![
-        // The requests that the front end does not send come first: later, the record of calls has no room for them.
+        // The requests that the front-end does not send come first, while the record of calls has room for them.
         ("request_malformed", ask("http_request", json!({"url": at("api.test", "/"), "timeout": "soon"}))),
         ("tool_not_enabled", ask("shell", json!({"url": at("api.test", "/")}))),
         ("host_not_allowed", get(at("evil.test", "/"))),
@@ -399,43 +404,43 @@ fn rows(yard: &Yard) -> Vec<(&'static str, Ask)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hostile_request_gets_the_same_code_by_every_way() {
-    let yard = yard().await;
-    let Yard { lab, origin, text, .. } = &yard;
+async fn a_hostile_request_gets_the_same_code_on_every_way() {
+    let yard = start_hosts().await;
+    let Hosts { lab, origin, text, .. } = &yard;
     let reached = || origin.seen().iter().filter(|seen| !["/known", "/stall"].contains(&seen.uri.path())).count();
     let open = text.replace("LOOP", &lab.proxy.port().to_string());
     lab.reload(&open.replace("WEBHOOK", ""));
     let rows = rows(&yard);
-    assert_eq!(rows.iter().map(|(code, _)| *code).collect::<BTreeSet<_>>(), BTreeSet::from(HERE));
+    assert_eq!(rows.iter().map(|(code, _)| *code).collect::<BTreeSet<_>>(), BTreeSet::from(TESTED_ABOVE));
     for (code, ask) in rows {
-        held(lab, &ask, code).await;
+        assert_refused_on_every_way(lab, &ask, code).await;
     }
     let hook = ask("webhook", json!({"url": format!("https://api.test:{}/x", origin.port()), "body": {}}));
-    held(lab, &hook, "webhook_not_enabled").await;
+    assert_refused_on_every_way(lab, &hook, "webhook_not_enabled").await;
     let hooks = "[tasks.t]\nwebhook_urls = [\"https://hooks.test/x\"]";
     lab.reload(&open.replace("WEBHOOK", ", \"webhook\"").replace("[tasks.t]", hooks));
-    held(lab, &hook, "webhook_not_registered").await;
+    assert_refused_on_every_way(lab, &hook, "webhook_not_registered").await;
     assert_eq!((reached(), yard.plain.connections()), (0, 0), "{:?}", origin.seen());
     assert_eq!((lab.dns.queries("evil.test"), lab.dns.queries("api.test.evil.test")), (0, 0));
-    // No line has a value, in any form.
+    // No line contains a value in any form.
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
     assert!(!log.contains(KEY) && !log.contains(&STANDARD.encode(KEY)), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_known_is_told_so_by_every_way() {
-    let yard = yard().await;
-    let gate = Gate { token: "another-token-of-24-bytes-or-more".to_owned(), ..Gate::of(&yard.lab) };
+async fn unknown_callers_get_the_same_code_on_every_way() {
+    let yard = start_hosts().await;
+    let gate = Proxy { token: "another-token-of-24-bytes-or-more".to_owned(), ..Proxy::of(&yard.lab) };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", yard.origin.port()) }));
     for by in EVERY {
-        held_by(&yard.lab, &gate, by, &ask, "caller_unknown").await;
+        assert_refused_by(&yard.lab, &gate, by, &ask, "caller_unknown").await;
     }
 }
 
-/// A lab with one origin and this plan, or whatever else is to be added.
-async fn with(more: &str) -> (Lab, Origin, Ask) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+/// Starts a lab with one origin and additional configuration, for example a plan.
+async fn lab_with(more: &str) -> (Lab, Origin, Call) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
     let text = format!(
         "{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
@@ -448,20 +453,20 @@ async fn with(more: &str) -> (Lab, Origin, Ask) {
         Some((before, after)) => ("approval = \"required\"", format!("{before}{after}")),
         None => ("", text),
     };
-    let lab = ground.proxy(&text.replace("APPROVAL", approval).replace("PLAN", plan)).await;
+    let lab = builder.proxy(&text.replace("APPROVAL", approval).replace("PLAN", plan)).await;
     (lab, origin, ask("http_get", json!({ "url": format!("https://api.test:{port}/") })))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_plan_allows_is_counted_alike_by_every_way() {
+async fn plan_limits_are_counted_alike_on_every_way() {
     for (plan, code) in [("calls_per_execution = 1", "execution_limit"), ("calls_per_minute = 1", "rate_limited")] {
-        let (lab, origin, ask) = with(&format!("[plans.p]\n{plan}\n")).await;
-        let done = tokio::task::block_in_place(|| Gate::of(&lab).call(&ask));
+        let (lab, origin, ask) = lab_with(&format!("[plans.p]\n{plan}\n")).await;
+        let done = tokio::task::block_in_place(|| Proxy::of(&lab).call(&ask));
         assert_eq!(done["response_status"], 200, "{done:#}");
-        held(&lab, &ask, code).await;
+        assert_refused_on_every_way(&lab, &ask, code).await;
         assert_eq!(origin.seen().len(), 1);
     }
-    let (lab, origin, ask) = with("[plans.p]\nconcurrent = 1\n").await;
+    let (lab, origin, ask) = lab_with("[plans.p]\nconcurrent = 1\n").await;
     let url = format!("https://api.test:{}/stall", origin.port());
     let request = lab.absolute("GET", &url).header("exeat-tool", "http_get").body(lab::client::empty()).unwrap();
     let stream = lab.connect().await;
@@ -469,74 +474,74 @@ async fn what_a_plan_allows_is_counted_alike_by_every_way() {
     while origin.seen().is_empty() {
         tokio::task::yield_now().await;
     }
-    held(&lab, &ask, "concurrency_limited").await;
+    assert_refused_on_every_way(&lab, &ask, "concurrency_limited").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_of_too_many_fields_is_too_large_by_every_way() {
-    let (lab, origin, ask) = with("").await;
+async fn too_many_fields_are_refused_on_every_way() {
+    let (lab, origin, ask) = lab_with("").await;
     let many: serde_json::Map<_, _> = (0..120).map(|n| (format!("x-{n}"), json!("x"))).collect();
-    let ask = Ask { input: json!({"url": ask.input["url"], "headers": many}), ..ask };
-    held(&lab, &ask, "head_too_large").await;
+    let ask = Call { input: json!({"url": ask.input["url"], "headers": many}), ..ask };
+    assert_refused_on_every_way(&lab, &ask, "head_too_large").await;
     assert!(origin.seen().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_execution_that_was_stopped_is_so_by_every_way() {
-    let (lab, origin, ask) = with("").await;
-    assert_eq!(tokio::task::block_in_place(|| Gate::of(&lab).call(&ask))["response_status"], 200);
-    assert_eq!(lab.ask("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
-    held(&lab, &ask, "execution_stopped").await;
+async fn a_stopped_execution_is_refused_on_every_way() {
+    let (lab, origin, ask) = lab_with("").await;
+    assert_eq!(tokio::task::block_in_place(|| Proxy::of(&lab).call(&ask))["response_status"], 200);
+    assert_eq!(lab.admin_request("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
+    assert_refused_on_every_way(&lab, &ask, "execution_stopped").await;
     assert_eq!(origin.seen().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_is_asked_by_every_way() {
-    let (lab, origin, ask) = with("# approval\n").await;
-    let gate = Gate::of(&lab);
+async fn approval_is_required_on_every_way() {
+    let (lab, origin, ask) = lab_with("# approval\n").await;
+    let gate = Proxy::of(&lab);
     for by in EVERY {
         let url = format!("{}?{by:?}", ask.text("url").unwrap());
-        let ask = Ask { input: json!({ "url": url }), ..ask.clone() };
-        held_by(&lab, &gate, by, &ask, "approval_pending").await;
-        let (_, all) = lab.ask("GET", "/v1/approvals", &Value::Null).await;
+        let ask = Call { input: json!({ "url": url }), ..ask.clone() };
+        assert_refused_by(&lab, &gate, by, &ask, "approval_pending").await;
+        let (_, all) = lab.admin_request("GET", "/v1/approvals", &Value::Null).await;
         let id = all.as_array().unwrap().iter().find(|one| one["state"] == "pending").unwrap()["id"].clone();
         let path = format!("/v1/approvals/{}", id.as_str().unwrap());
-        assert_eq!(lab.ask("POST", &path, &json!({"decision": "deny"})).await.0, 200);
-        held_by(&lab, &gate, by, &ask, "approval_denied").await;
+        assert_eq!(lab.admin_request("POST", &path, &json!({"decision": "deny"})).await.0, 200);
+        assert_refused_by(&lab, &gate, by, &ask, "approval_denied").await;
     }
     assert!(origin.seen().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_what_counts_nothing_leaves_by_any_way() {
+async fn nothing_leaves_without_the_ledger_on_any_way() {
     let (_unheard, closed) = socket();
-    let (lab, origin, ask) = with(&format!(
+    let (lab, origin, ask) = lab_with(&format!(
         "[plans.p]\ncalls_per_minute = 5\n[ledger]\nstore = \"redis://127.0.0.1:{}/0\"\n",
         closed.port()
     ))
     .await;
-    held(&lab, &ask, "ledger_unavailable").await;
+    assert_refused_on_every_way(&lab, &ask, "ledger_unavailable").await;
     assert!(origin.seen().is_empty());
 }
 
-/// The log goes to a pipe that nobody reads any more.
+/// The log is written to a pipe whose reader has gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_record_nothing_leaves_by_any_way() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let dir = ground.dir.path();
+async fn nothing_leaves_without_the_audit_log_on_any_way() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let dir = builder.dir.path();
     let text = format!(
         "{ADMIN}[audit]\npath = \"-\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [tasks.t]\nintegrations = [\"api\"]\ntools = [\"http_get\"]\n",
         origin.port()
     );
-    std::fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    std::fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
     let mut command = crate::operation::cli::exeat(dir, &["serve", "-c", "e.toml"]);
     command.stdout(Stdio::piped());
     let mut served = crate::operation::cli::Served::start(command);
     let mut out = BufReader::new(served.child.stdout.take().unwrap());
     let ca = std::fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
-    let gate = Gate { proxy: served.proxy().parse().unwrap(), ca, token: TOKEN.to_owned() };
+    let gate = Proxy { proxy: served.proxy().parse().unwrap(), ca, token: TOKEN.to_owned() };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     let done = tokio::task::block_in_place(|| gate.call(&ask));
     assert_eq!(done["response_status"], 200, "{done:#}");
@@ -553,21 +558,21 @@ async fn without_a_record_nothing_leaves_by_any_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_there_is_no_room_it_is_said_by_every_way() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn overload_is_reported_on_every_way() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text =
         format!("{ADMIN}[proxy]\nmax_connections = 1\n{}tools = [\"http_get\"]\n", lab::allow_api(origin.port()));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let _only = lab.tunnel(&format!("api.test:{}", origin.port())).await;
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     for _ in 0..5 {
-        held_by(&lab, &Gate::of(&lab), By::Tool, &ask, "overloaded").await;
+        assert_refused_by(&lab, &Proxy::of(&lab), By::Tool, &ask, "overloaded").await;
     }
 }
 
-/// Which codes the table above holds every way to.
-const HERE: [&str; 24] = [
+/// The codes that the table above checks for every way.
+const TESTED_ABOVE: [&str; 24] = [
     "address_not_allowed",
     "connect_failed",
     "connect_timed_out",
@@ -593,8 +598,8 @@ const HERE: [&str; 24] = [
     "upstream_protocol",
     "uri_too_long",
 ];
-/// Which ones a test beside it does.
-const BESIDE: [&str; 12] = [
+/// The codes that another test of this file checks.
+const TESTED_SEPARATELY: [&str; 12] = [
     "approval_denied",
     "approval_pending",
     "audit_unavailable",
@@ -609,7 +614,7 @@ const BESIDE: [&str; 12] = [
     "webhook_not_registered",
 ];
 /// The refusals that cannot occur on one of the ways, with the reason.
-const NOT_BY_ALL: [(&str, &str); 10] = [
+const EXCEPTIONS: [(&str, &str); 10] = [
     ("authority_mismatch", "the front-end writes Host from the URL: there is no second name"),
     ("draining", "the front-end has a connection for each call, and a proxy that is leaving takes none"),
     ("header_timeout", "the front-end writes its head at once"),
@@ -623,20 +628,20 @@ const NOT_BY_ALL: [(&str, &str); 10] = [
 ];
 
 #[test]
-fn every_code_is_met_by_all_ways_or_cannot_be() {
-    let excused = NOT_BY_ALL.map(|(code, why)| {
+fn every_code_is_tested_on_all_ways_or_excepted() {
+    let excused = EXCEPTIONS.map(|(code, why)| {
         assert!(!why.is_empty(), "{code}");
         code
     });
-    let mut known: Vec<_> = HERE.into_iter().chain(BESIDE).chain(excused).collect();
+    let mut known: Vec<_> = TESTED_ABOVE.into_iter().chain(TESTED_SEPARATELY).chain(excused).collect();
     known.sort_unstable();
     let mut all: Vec<_> = Refusal::ALL.iter().map(|refusal| refusal.code()).collect();
     all.sort_unstable();
-    assert_eq!(known, all, "each code stands in one of the three tables, and in one only");
+    assert_eq!(known, all, "each code must be in exactly one of the three tables");
     let beside = include_str!("every_way_in.rs");
-    for code in BESIDE {
+    for code in TESTED_SEPARATELY {
         let told =
             beside.lines().filter(|line| line.contains(&format!("\"{code}\"")) && line.trim().len() > code.len() + 3);
-        assert!(told.count() > 0, "no test holds {code}");
+        assert!(told.count() > 0, "no test covers {code}");
     }
 }

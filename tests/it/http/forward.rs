@@ -1,11 +1,11 @@
-//! Requests that are allowed reach their origin whole, in every way in, and come back whole.
+//! Allowed requests reach their origin complete by every way in, and so do their answers.
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Version};
 use http_body_util::{BodyExt, Channel, Full};
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{self, Ground, Origin, Reply};
+use crate::lab::{self, LabBuilder, Origin, Reply};
 
 #[tokio::test]
 async fn an_absolute_form_request_reaches_its_origin_over_tls() {
@@ -40,21 +40,21 @@ async fn an_absolute_form_request_reaches_its_origin_over_tls() {
 
 /// Client protocol × origin protocol, with bodies of known and unknown length.
 #[tokio::test]
-async fn h1_and_h2_are_bridged_in_all_four_ways_and_no_body_is_lost() {
-    let ground = Ground::new().await;
-    let (both, old) = (ground.origin("both.test").await, ground.origin_h1("old.test").await);
+async fn h1_and_h2_are_bridged_in_all_combinations_without_losing_bodies() {
+    let builder = LabBuilder::new().await;
+    let (both, old) = (builder.origin("both.test").await, builder.origin_h1("old.test").await);
     let text = format!(
         "[integrations.all]\nallowed_domains = [\"both.test\", \"old.test\"]\nports = [{}, {}]\n[tasks.t]\nintegrations = [\"all\"]\n",
         both.port(),
         old.port()
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     for (name, origin, upstream) in [("both.test", &both, Version::HTTP_2), ("old.test", &old, Version::HTTP_11)] {
         let to = format!("{name}:{}", origin.port());
         for known_length in [true, false] {
             let what = format!("to {name}, known length {known_length}");
             let request = |uri: &str| Request::builder().method("POST").uri(uri).header("host", to.as_str());
-            let reply = lab.inside(&to, request("/post").body(body(known_length)).unwrap()).await;
+            let reply = lab.send_in_tunnel(&to, request("/post").body(body(known_length)).unwrap()).await;
             assert_eq!(reply.status, 200, "h1 {what}");
             assert_eq!((origin.last().version, &origin.last().body[..]), (upstream, &b"some body"[..]), "h1 {what}");
 
@@ -69,13 +69,13 @@ async fn h1_and_h2_are_bridged_in_all_four_ways_and_no_body_is_lost() {
     }
 }
 
-/// A GET with a streamed body is what loses it most easily.
+/// Proxies that lose a body lose that of a streamed GET first.
 #[tokio::test]
-async fn a_get_with_a_body_keeps_it() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
+async fn a_get_keeps_its_body() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let to = format!("api.test:{port}");
     let mut h2 = lab.h2(&to).await;
     let request = Request::builder().method("GET").uri(format!("https://{to}/x")).body(body(false)).unwrap();
@@ -120,51 +120,51 @@ async fn trailers_pass_both_ways() {
 
     let request =
         Request::builder().uri("/trailers").header("host", &to).header("te", "trailers").body(empty()).unwrap();
-    let reply = lab.inside(&to, request).await;
+    let reply = lab.send_in_tunnel(&to, request).await;
     assert_eq!(reply.trailers.get("x-sum").map(|v| v.to_str().unwrap()), Some("42"), "over HTTP/1.1");
 }
 
-/// Each part of the request is written when the part of the answer that echoes the last one has been read, and
-/// the trailers after them. Whoever keeps a part back stops both.
+/// Each part of the request is written after the part of the answer that echoes the previous one has been read;
+/// trailers come last. Holding back any part would stop both directions.
 #[tokio::test]
-async fn bodies_stream_both_ways_at_once() {
+async fn bodies_stream_in_both_directions_at_once() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
     let (mut send, body) = Channel::<Bytes>::new(1);
     let request = Request::builder().method("POST").uri(format!("https://{to}/echo")).header("te", "trailers");
     let asked = tokio::spawn(async move { h2.send_request(request.body(body).unwrap()).await.unwrap() });
-    // The head of the answer comes before any body does.
-    let mut response = within(asked).await.unwrap();
+    // The head of the answer arrives before any part of the body.
+    let mut response = with_timeout(asked).await.unwrap();
     assert_eq!((response.version(), origin.last().version), (Version::HTTP_2, Version::HTTP_2));
     for round in 0..50 {
         let part = Bytes::from(format!("part {round}"));
-        within(send.send_data(part.clone())).await.unwrap();
-        assert_eq!(within(response.frame()).await.unwrap().unwrap().into_data().unwrap(), part);
+        with_timeout(send.send_data(part.clone())).await.unwrap();
+        assert_eq!(with_timeout(response.frame()).await.unwrap().unwrap().into_data().unwrap(), part);
     }
     let trailers = HeaderMap::from_iter([("x-end".parse().unwrap(), "yes".parse().unwrap())]);
-    within(send.send_trailers(trailers.clone())).await.unwrap();
-    let mut ended = within(response.frame()).await.unwrap().unwrap().into_trailers().unwrap();
-    assert!(ended.remove("exeat-response-size").is_some(), "ours among them");
+    with_timeout(send.send_trailers(trailers.clone())).await.unwrap();
+    let mut ended = with_timeout(response.frame()).await.unwrap().unwrap().into_trailers().unwrap();
+    assert!(ended.remove("exeat-response-size").is_some(), "the proxy's own field is included");
     assert_eq!(ended, trailers);
-    assert!(within(response.frame()).await.is_none());
+    assert!(with_timeout(response.frame()).await.is_none());
     let closed = lab.ended(0).await;
     assert_eq!((&closed["verdict"], &closed["alpn"]), (&"allow".into(), &"h2".into()), "{closed}");
     assert_eq!(closed["request_bytes"], closed["response_size_bytes"], "{closed}");
 }
 
-async fn within<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(lab::PATIENCE, what).await.expect("nothing is kept back")
+async fn with_timeout<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(lab::TIMEOUT, what).await.expect("no part is held back")
 }
 
 #[tokio::test]
-async fn plain_http_passes_only_where_it_is_allowed_in_absolute_form_and_in_a_tunnel() {
-    let ground = Ground::new().await;
+async fn plain_http_passes_only_where_allowed() {
+    let builder = LabBuilder::new().await;
     let origin = Origin::http().await;
-    ground.dns.set("plain.test", &["127.0.0.1"]);
-    ground.dns.set("tls.test", &["127.0.0.1"]);
+    builder.dns.set("plain.test", &["127.0.0.1"]);
+    builder.dns.set("tls.test", &["127.0.0.1"]);
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{port}]\nplain_http = true\n\
              [integrations.tls]\nallowed_domains = [\"tls.test\"]\nports = [{port}]\n\
@@ -186,12 +186,12 @@ async fn plain_http_passes_only_where_it_is_allowed_in_absolute_form_and_in_a_tu
 }
 
 #[tokio::test]
-async fn an_opaque_tunnel_carries_the_origins_own_certificate() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("sealed.test").await;
+async fn an_opaque_tunnel_presents_the_origins_certificate() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("sealed.test").await;
     let port = origin.port();
-    let origin_ca = std::fs::read(ground.dir.path().join("origin-ca.pem")).unwrap();
-    let lab = ground
+    let origin_ca = std::fs::read(builder.dir.path().join("origin-ca.pem")).unwrap();
+    let lab = builder
         .proxy(&format!("[integrations.s]\nallowed_domains = [\"sealed.test\"]\nports = [{port}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"s\"]\n"))
         .await;
     let stream = lab.tunnel(&format!("sealed.test:{port}")).await;
@@ -215,7 +215,7 @@ async fn an_opaque_tunnel_carries_the_origins_own_certificate() {
 }
 
 #[tokio::test]
-async fn an_origin_cannot_speak_for_the_proxy() {
+async fn an_origin_cannot_impersonate_the_proxy() {
     let (lab, origin) = lab::simple().await;
     let reply = lab.get(&format!("https://api.test:{}/pretend", origin.port())).await;
     assert_eq!(reply.text(), "pretend");
@@ -227,7 +227,7 @@ async fn an_origin_cannot_speak_for_the_proxy() {
 }
 
 #[tokio::test]
-async fn redirects_and_errors_of_the_origin_are_passed_on_and_not_followed() {
+async fn redirects_and_errors_are_forwarded_and_not_followed() {
     let (lab, origin) = lab::simple().await;
     let port = origin.port();
     let reply = lab.get(&format!("https://api.test:{port}/redirect")).await;
@@ -237,7 +237,7 @@ async fn redirects_and_errors_of_the_origin_are_passed_on_and_not_followed() {
 }
 
 #[tokio::test]
-async fn heads_without_bodies_stay_so() {
+async fn responses_without_a_body_stay_without_one() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/", origin.port());
     let reply = lab.send(lab.absolute("HEAD", &url).body(empty()).unwrap()).await;
@@ -247,18 +247,18 @@ async fn heads_without_bodies_stay_so() {
 }
 
 #[tokio::test]
-async fn connections_to_origins_are_used_again_by_the_same_execution_only() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
+async fn connections_to_origins_are_reused_by_the_same_execution_only() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
     let port = origin.port();
-    std::fs::write(ground.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
-    let lab = ground
+    std::fs::write(builder.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
+    let lab = builder
         .proxy(&format!("{}[tasks.other]\ntoken = \"file:other\"\nintegrations = [\"api\"]\n", lab::allow_api(port)))
         .await;
     let url = format!("https://api.test:{port}/");
     for n in 0..5 {
         assert_eq!(lab.get(&url).await.status, 200);
-        // The connection is back in the pool a moment after its answer has been read.
+        // The connection returns to the pool shortly after its answer has been read.
         lab.ended(n).await;
         for _ in 0..50 {
             tokio::task::yield_now().await;
@@ -272,8 +272,8 @@ async fn connections_to_origins_are_used_again_by_the_same_execution_only() {
     assert_eq!(origin.connections(), before + 1, "another execution gets a connection of its own");
 }
 
-/// 64 MiB down and up through an interception. The whole of it is never in memory: the windows are
-/// smaller. (`benches/` measures a GiB.)
+/// 64 MiB down and up through an interception. The body is never in memory as a whole: the windows are smaller.
+/// (`benches/` measures a GiB.)
 #[tokio::test]
 async fn large_bodies_pass_whole_both_ways() {
     const SIZE: usize = 64 << 20;
@@ -295,20 +295,20 @@ async fn large_bodies_pass_whole_both_ways() {
         }
     });
     let request = Request::builder().method("PUT").uri("/sink").header("host", &to).body(body).unwrap();
-    assert_eq!(lab.inside(&to, request).await.text(), SIZE.to_string());
+    assert_eq!(lab.send_in_tunnel(&to, request).await.text(), SIZE.to_string());
     let closed = lab.ended(1).await;
     assert_eq!(closed["request_bytes"].as_u64(), Some(SIZE as u64));
 }
 
-/// An origin closes a connection that it had kept open: the next request goes out on a new one. A
-/// request that the origin may have read is never sent twice.
+/// An origin closes a kept connection: the next request is sent on a new one. A request that the origin may have read
+/// is never sent twice.
 #[tokio::test]
-async fn only_a_request_that_was_never_sent_is_sent_again() {
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    // Keep-alive by its words, closed by its deeds.
+async fn only_an_unsent_request_is_retried() {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    // The origin's answer implies keep-alive, but the origin closes the connection.
     let (port, read) = lab::origin::raw("\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
-    let lab = ground.proxy(&lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]")).await;
+    let lab = builder.proxy(&lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]")).await;
     for n in 0..20 {
         let reply = lab.get(&format!("http://api.test:{port}/{n}")).await;
         assert_eq!(reply.text(), "ok", "request {n}");
@@ -320,21 +320,21 @@ async fn only_a_request_that_was_never_sent_is_sent_again() {
 }
 
 #[tokio::test]
-async fn a_family_that_cannot_be_reached_does_not_hinder_the_other() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("api.test", &["::1", "127.0.0.1"]);
+async fn an_unreachable_address_family_does_not_delay_the_other() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("api.test", &["::1", "127.0.0.1"]);
     let text = format!("[network]\nallow_cidrs = [\"127.0.0.0/8\", \"::1/128\"]\n{}", lab::allow_api(origin.port()));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     assert_eq!(lab.ended(0).await["addr"], "127.0.0.1");
 }
 
 #[tokio::test]
-async fn cookies_that_come_in_pieces_are_one_field_over_http_1_1() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
-    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+async fn cookie_crumbs_are_joined_for_http_1_1() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
+    let lab = builder.proxy(&lab::allow_api(origin.port())).await;
     let to = format!("api.test:{}", origin.port());
     let request = Request::builder().uri(format!("https://{to}/")).header("cookie", "a=1").header("cookie", "b=2");
     let mut h2 = lab.h2(&to).await;
@@ -344,11 +344,11 @@ async fn cookies_that_come_in_pieces_are_one_field_over_http_1_1() {
 }
 
 #[tokio::test]
-async fn via_is_added_only_where_the_operator_wants_it() {
+async fn via_is_added_only_if_configured() {
     for (via, want) in [(true, Some("1.1 exeat")), (false, None)] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let lab = ground.proxy(&format!("[proxy]\nvia = {via}\n{}", lab::allow_api(origin.port()))).await;
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let lab = builder.proxy(&format!("[proxy]\nvia = {via}\n{}", lab::allow_api(origin.port()))).await;
         let reply = lab.get(&format!("https://api.test:{}/", origin.port())).await;
         assert_eq!(reply.header("via"), want);
         assert_eq!(origin.last().headers.get("via").map(|v| v.to_str().unwrap()), want);

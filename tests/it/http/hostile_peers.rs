@@ -1,5 +1,5 @@
-//! Peers that do what no well-meaning one does: nothing is held for ever, sent twice, lost or blamed on
-//! the wrong side.
+//! Peers that behave worse than any legitimate one. Nothing is held for ever, sent twice, lost or attributed to the
+//! wrong side.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
@@ -20,11 +20,11 @@ use tokio::time::{interval, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::client::{auth, empty, h1};
-use crate::lab::{self, Ground, Lab, PATIENCE, Reply};
+use crate::lab::{self, Lab, LabBuilder, Reply, TIMEOUT};
 
 type Streamed = Channel<Bytes, std::io::Error>;
 
-/// A listener whose connections are each handed to `serve`.
+/// Starts a listener that passes each connection to `serve`.
 async fn listen<F: Future<Output = ()> + Send>(serve: impl Fn(TcpStream) -> F + Clone + Send + 'static) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -37,14 +37,14 @@ async fn listen<F: Future<Output = ()> + Send>(serve: impl Fn(TcpStream) -> F + 
     port
 }
 
-/// An h2 origin that answers as it is told.
-async fn h2_origin<F, Fut>(ground: &Ground, streams: u32, answer: F) -> u16
+/// Starts an h2 origin whose answers come from `answer`.
+async fn h2_origin<F, Fut>(builder: &LabBuilder, streams: u32, answer: F) -> u16
 where
     F: Fn(Request<Incoming>) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Response<Streamed>> + Send + 'static,
 {
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let acceptor = TlsAcceptor::from(ground.server_config("api.test"));
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let acceptor = TlsAcceptor::from(builder.server_config("api.test"));
     listen(move |stream| {
         let (acceptor, answer) = (acceptor.clone(), answer.clone());
         async move {
@@ -64,33 +64,33 @@ fn plan(port: u16, keys: &str) -> String {
     format!("[plans.p.raw]\n{keys}\n{}plan = \"p\"\n", lab::allow_api(port))
 }
 
-/// A lab whose `http://api.test` is this listener.
+/// Starts a lab whose `http://api.test` is the listener at this port.
 async fn plain(port: u16, keys: &str) -> Lab {
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    ground.proxy(&plan(port, keys).replace("[tasks.t]", "plain_http = true\n[tasks.t]")).await
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    builder.proxy(&plan(port, keys).replace("[tasks.t]", "plain_http = true\n[tasks.t]")).await
 }
 
 fn get(to: &str, path: &str) -> Request<http_body_util::Full<Bytes>> {
     Request::builder().uri(format!("https://{to}{path}")).body(empty()).unwrap()
 }
 
-/// Until something holds; a test that waits too long fails.
-async fn until(what: &str, holds: impl Fn() -> bool) {
+/// Waits until `holds` returns true, and fails the test after a timeout.
+async fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_reads_ends_in_time() {
+async fn an_unread_answer_ends_in_time() {
     for keys in ["request_timeout = \"600ms\"", "idle_timeout = \"600ms\""] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
         let to = format!("api.test:{}", origin.port());
-        let lab = ground.proxy(&plan(origin.port(), keys)).await;
+        let lab = builder.proxy(&plan(origin.port(), keys)).await;
         let mut unread = lab.connect().await;
         let head =
             format!("GET https://{to}/big?200000000 HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", auth());
@@ -99,22 +99,22 @@ async fn an_answer_that_nobody_reads_ends_in_time() {
         let mut h2 = lab.h2(&to).await;
         let response = h2.send_request(get(&to, "/big?200000000")).await.unwrap();
         assert_eq!(lab.ended(1).await["code"], "request_timed_out", "h2, {keys}");
-        assert!(timeout(PATIENCE, response.collect()).await.unwrap().is_err(), "it does not look whole");
+        assert!(timeout(TIMEOUT, response.collect()).await.unwrap().is_err(), "the answer does not look complete");
     }
 }
 
 #[tokio::test]
-async fn an_h2_client_that_says_nothing_loses_its_place_and_does_not_hinder_draining() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn a_silent_h2_client_loses_its_slot_and_does_not_delay_draining() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let to = format!("api.test:{}", origin.port());
-    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
+    let lab = builder.proxy(&format!("[proxy]\nheader_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
     let mut silent = lab.tls(&to, &["h2"]).await;
-    let _ = timeout(PATIENCE, silent.read_to_end(&mut Vec::new())).await.expect("it is closed");
+    let _ = timeout(TIMEOUT, silent.read_to_end(&mut Vec::new())).await.expect("it is closed");
 
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let lab = ground.proxy(&lab::allow_api(443)).await;
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let lab = builder.proxy(&lab::allow_api(443)).await;
     let _silent = lab.tls("api.test:443", &["h2"]).await;
     let start = Instant::now();
     assert!(lab.daemon.shutdown().await);
@@ -123,17 +123,17 @@ async fn an_h2_client_that_says_nothing_loses_its_place_and_does_not_hinder_drai
 
 #[tokio::test]
 async fn an_idle_h2_connection_ends_although_it_answers_pings() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let to = format!("api.test:{}", origin.port());
-    let lab = ground.proxy(&plan(origin.port(), "idle_timeout = \"500ms\"")).await;
+    let lab = builder.proxy(&plan(origin.port(), "idle_timeout = \"500ms\"")).await;
     let mut h2 = lab.h2(&to).await;
     assert_eq!(h2.send_request(get(&to, "/")).await.unwrap().status(), 200);
-    until("the connection ends", || h2.is_closed()).await;
+    wait_until("the connection ends", || h2.is_closed()).await;
 }
 
-/// Trailers, in order of their names.
-fn spoken(reply: &Reply) -> Vec<(&str, &str)> {
+/// Returns the trailers sorted by name.
+fn sorted_trailers(reply: &Reply) -> Vec<(&str, &str)> {
     let mut spoken: Vec<_> =
         reply.trailers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     spoken.sort_unstable();
@@ -141,11 +141,11 @@ fn spoken(reply: &Reply) -> Vec<(&str, &str)> {
 }
 
 #[tokio::test]
-async fn trailers_speak_for_nobody_but_their_sender() {
-    let ground = Ground::new().await;
+async fn trailers_cannot_impersonate_the_proxy() {
+    let builder = LabBuilder::new().await;
     let got = Arc::new(Mutex::new(HeaderMap::new()));
     let kept = got.clone();
-    let port = h2_origin(&ground, 100, move |request| {
+    let port = h2_origin(&builder, 100, move |request| {
         let kept = kept.clone();
         async move {
             let trailers = request.into_body().collect().await.unwrap().trailers().cloned();
@@ -163,7 +163,7 @@ async fn trailers_speak_for_nobody_but_their_sender() {
         }
     })
     .await;
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let to = format!("api.test:{port}");
     let (mut send, body) = Channel::<Bytes>::new(4);
     tokio::spawn(async move {
@@ -176,14 +176,14 @@ async fn trailers_speak_for_nobody_but_their_sender() {
     let mut h2 = lab.h2(&to).await;
     let request = Request::builder().method("POST").uri(format!("https://{to}/")).body(body).unwrap();
     let reply = Reply::read(h2.send_request(request).await.unwrap()).await;
-    assert_eq!(spoken(&reply), [("exeat-response-size", "1"), ("x-sum", "7")]);
+    assert_eq!(sorted_trailers(&reply), [("exeat-response-size", "1"), ("x-sum", "7")]);
     assert_eq!(got.lock().unwrap().keys().map(|k| k.as_str()).collect::<Vec<_>>(), ["x-end"]);
     let request = Request::builder().uri("/").header("host", &to).header("te", "trailers").body(empty()).unwrap();
-    let reply = lab.inside(&to, request).await;
-    assert_eq!(spoken(&reply), [("exeat-response-size", "1"), ("x-sum", "7")]);
+    let reply = lab.send_in_tunnel(&to, request).await;
+    assert_eq!(sorted_trailers(&reply), [("exeat-response-size", "1"), ("x-sum", "7")]);
 }
 
-/// Bytes sent after the complete response would be in no record.
+/// Bytes sent after the complete response would appear in no record.
 #[tokio::test]
 async fn an_upload_ends_with_its_exchange() {
     let got = Arc::new(AtomicUsize::new(0));
@@ -242,10 +242,10 @@ async fn a_refusal_in_the_middle_of_an_upload_reaches_the_client() {
 }
 
 #[tokio::test]
-async fn sockets_to_origins_that_read_nothing_are_let_go() {
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let mut config = ground.server_config("api.test").as_ref().clone();
+async fn sockets_to_origins_that_do_not_read_are_closed() {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let port = listen(move |stream| {
@@ -256,7 +256,7 @@ async fn sockets_to_origins_that_read_nothing_are_let_go() {
         }
     })
     .await;
-    let lab = ground.proxy(&plan(port, "response_header_timeout = \"300ms\"")).await;
+    let lab = builder.proxy(&plan(port, "response_header_timeout = \"300ms\"")).await;
     for _ in 0..3 {
         let (mut send, body) = Channel::<Bytes>::new(1);
         let upload =
@@ -266,11 +266,11 @@ async fn sockets_to_origins_that_read_nothing_are_let_go() {
         upload.abort();
     }
     let ending = format!(":{port:04X}");
-    until("the sockets stay", || {
+    wait_until("the sockets stay", || {
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let held = |line: &str| {
             let fields: Vec<_> = line.split_whitespace().collect();
-            // State 01: established. A socket without an inode belongs to nobody any more.
+            // State 01: established. A socket without an inode no longer belongs to a process.
             fields.get(2).is_some_and(|remote| remote.ends_with(&ending))
                 && fields.get(3) == Some(&"01")
                 && fields.get(9) != Some(&"0")
@@ -281,11 +281,11 @@ async fn sockets_to_origins_that_read_nothing_are_let_go() {
 }
 
 #[tokio::test]
-async fn an_answer_with_every_declared_byte_is_whole_although_its_end_comes_late() {
-    let ground = Ground::new().await;
+async fn an_answer_with_all_declared_bytes_is_complete_despite_a_late_end() {
+    let builder = LabBuilder::new().await;
     let read = Arc::new(Notify::new());
     let told = read.clone();
-    let port = h2_origin(&ground, 100, move |_| {
+    let port = h2_origin(&builder, 100, move |_| {
         let told = told.clone();
         async move {
             let (mut send, body) = Streamed::new(4);
@@ -297,16 +297,16 @@ async fn an_answer_with_every_declared_byte_is_whole_although_its_end_comes_late
         }
     })
     .await;
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     assert_eq!(lab.get(&format!("https://api.test:{port}/")).await.text(), "hello\n");
     assert_eq!(lab.ended(0).await["verdict"], "allow");
     read.notify_one();
 }
 
 #[tokio::test]
-async fn an_origin_that_takes_one_stream_at_a_time_gets_a_second_connection() {
-    let ground = Ground::new().await;
-    let port = h2_origin(&ground, 1, |request| async move {
+async fn an_origin_with_one_stream_per_connection_gets_a_second_connection() {
+    let builder = LabBuilder::new().await;
+    let port = h2_origin(&builder, 1, |request| async move {
         let (send, body) = Streamed::new(4);
         if request.uri().path() == "/held" {
             std::mem::forget(send);
@@ -314,7 +314,7 @@ async fn an_origin_that_takes_one_stream_at_a_time_gets_a_second_connection() {
         Response::new(body)
     })
     .await;
-    let lab = ground.proxy(&plan(port, "response_header_timeout = \"3s\"")).await;
+    let lab = builder.proxy(&plan(port, "response_header_timeout = \"3s\"")).await;
     let to = format!("api.test:{port}");
     let mut h2 = lab.h2(&to).await;
     let held = h2.send_request(get(&to, "/held")).await.unwrap();
@@ -323,26 +323,26 @@ async fn an_origin_that_takes_one_stream_at_a_time_gets_a_second_connection() {
 }
 
 #[tokio::test]
-async fn downloads_that_nobody_reads_do_not_starve_others() {
+async fn unread_downloads_do_not_starve_others() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut unread = Vec::new();
     for _ in 0..8 {
-        // A connection each, so that the client's own window is not what is full.
+        // Each download has a connection of its own, so that the client's connection window is not the limit.
         let mut h2 = lab.h2(&to).await;
         let mut response = h2.send_request(get(&to, "/big?200000000")).await.unwrap();
-        // The first bytes have come, so the rest is on its way.
+        // The first bytes have arrived, so the origin is sending the rest.
         response.frame().await.unwrap().unwrap();
         unread.push((h2, response));
     }
     for _ in 0..3 {
-        let reply = timeout(PATIENCE, lab.get(&format!("https://{to}/"))).await.expect("six bytes come");
+        let reply = timeout(TIMEOUT, lab.get(&format!("https://{to}/"))).await.expect("six bytes arrive");
         assert_eq!(reply.text(), "hello\n");
     }
 }
 
 #[tokio::test]
-async fn a_cut_body_of_an_old_origin_does_not_look_whole() {
+async fn a_truncated_http_1_0_body_is_not_reported_as_complete() {
     let port = listen(|mut stream| async move {
         let _ = stream.read(&mut [0; 4096]).await;
         let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\npartial").await;
@@ -352,15 +352,15 @@ async fn a_cut_body_of_an_old_origin_does_not_look_whole() {
     let lab = plain(port, "idle_timeout = \"300ms\"").await;
     let request = lab.absolute("GET", &format!("http://api.test:{port}/")).body(empty()).unwrap();
     let response = h1(lab.connect().await, request).await;
-    assert!(timeout(PATIENCE, response.collect()).await.unwrap().is_err());
+    assert!(timeout(TIMEOUT, response.collect()).await.unwrap().is_err());
     assert_eq!(lab.ended(0).await["code"], "request_timed_out");
 }
 
-/// A stream in which only one side speaks is not idle.
+/// A stream on which only one side sends is not idle.
 #[tokio::test]
-async fn a_talking_side_keeps_a_silent_ones_stream() {
-    let ground = Ground::new().await;
-    let port = h2_origin(&ground, 100, |request| async move {
+async fn a_stream_with_one_active_side_is_not_idle() {
+    let builder = LabBuilder::new().await;
+    let port = h2_origin(&builder, 100, |request| async move {
         let (mut send, body) = Streamed::new(4);
         tokio::spawn(async move {
             if request.uri().path() == "/count" {
@@ -377,7 +377,7 @@ async fn a_talking_side_keeps_a_silent_ones_stream() {
         Response::new(body)
     })
     .await;
-    let lab = ground.proxy(&plan(port, "idle_timeout = \"600ms\"")).await;
+    let lab = builder.proxy(&plan(port, "idle_timeout = \"600ms\"")).await;
     let to = format!("api.test:{port}");
     let mut h2 = lab.h2(&to).await;
     let post =
@@ -386,7 +386,7 @@ async fn a_talking_side_keeps_a_silent_ones_stream() {
     let (mut send, body) = Channel::<Bytes>::new(1);
     send.send_data(Bytes::from_static(b"watch")).await.unwrap();
     let response = h2.send_request(post("/watch", body)).await.unwrap();
-    assert_eq!(response.collect().await.unwrap().to_bytes().len(), 48, "the server speaks");
+    assert_eq!(response.collect().await.unwrap().to_bytes().len(), 48, "only the server sends");
 
     let (mut ticks, body) = Channel::<Bytes>::new(1);
     tokio::spawn(async move {
@@ -397,35 +397,35 @@ async fn a_talking_side_keeps_a_silent_ones_stream() {
         }
     });
     let response = h2.send_request(post("/count", body)).await.unwrap();
-    assert_eq!(response.collect().await.unwrap().to_bytes(), "48", "the client speaks");
+    assert_eq!(response.collect().await.unwrap().to_bytes(), "48", "only the client sends");
     drop(send);
 }
 
 #[tokio::test]
-async fn whoever_broke_off_is_named() {
+async fn the_log_names_the_side_that_aborted() {
     let (lab, origin) = lab::simple().await;
     let port = origin.port();
     let to = format!("api.test:{port}");
-    // A client that gives up its upload.
+    // A client that aborts its upload.
     let mut stream = lab.connect().await;
     let head = format!(
         "POST https://{to}/sink HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
         auth()
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    until("the upload has begun", || !origin.seen().is_empty()).await;
+    wait_until("the upload has begun", || !origin.seen().is_empty()).await;
     drop(stream);
     assert_eq!(
         (lab.ended(0).await["verdict"].as_str(), lab.ended(0).await["code"].as_str()),
         (Some("abandoned"), None)
     );
-    // One that opens a tunnel and leaves.
+    // A client that opens a tunnel and disconnects.
     drop(lab.tunnel(&to).await);
     assert_eq!(
         (lab.ended(1).await["verdict"].as_str(), lab.ended(1).await["code"].as_str()),
         (Some("abandoned"), None)
     );
-    // One that does not trust the CA.
+    // A client that does not trust the CA.
     let config = lab::client::client_config(rustls::RootCertStore::empty(), &["http/1.1"]);
     let tunnel = lab.tunnel(&to).await;
     assert!(
@@ -436,14 +436,14 @@ async fn whoever_broke_off_is_named() {
     );
     let line = lab.ended(2).await;
     assert!(line["verdict"] == "abandoned" && line["rule"].as_str().unwrap().contains("UnknownCA"), "{line}");
-    // One that speaks no HTTP/2 although it said so.
+    // A client that negotiated HTTP/2 and does not speak it.
     let mut tls = lab.tls(&to, &["h2"]).await;
     tls.write_all(b"GARBAGE GARBAGE GARBAGE GARBAGE\r\n\r\n").await.unwrap();
     assert_eq!(lab.ended(3).await["code"], "request_malformed");
 }
 
 #[tokio::test]
-async fn one_id_is_never_both_decided_and_refused() {
+async fn no_request_id_is_both_allowed_and_refused() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     for _ in 0..10 {
@@ -460,7 +460,7 @@ async fn one_id_is_never_both_decided_and_refused() {
 }
 
 #[tokio::test]
-async fn a_token_that_was_replaced_opens_nothing_in_tunnels_that_are_open() {
+async fn a_replaced_token_is_refused_in_open_tunnels() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
@@ -470,13 +470,13 @@ async fn a_token_that_was_replaced_opens_nothing_in_tunnels_that_are_open() {
     Reply::read(h2.send_request(get(&to, "/")).await.unwrap()).await.assert_refused(407, "caller_unknown");
 }
 
-/// The first connection speaks h2 and is told to go away while a stream is open; the second speaks h1.
+/// The first connection speaks h2 and gets a GOAWAY while a stream is open; the second speaks h1.
 #[tokio::test]
-async fn a_body_survives_the_change_to_an_older_protocol() {
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+async fn a_body_survives_the_fallback_to_http_1_1() {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let (base, count, bodies) =
-        (ground.server_config("api.test"), Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        (builder.server_config("api.test"), Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (kept, go_away) = (bodies.clone(), Arc::new(Notify::new()));
     let told = go_away.clone();
     let port = listen(move |stream| {
@@ -514,14 +514,14 @@ async fn a_body_survives_the_change_to_an_older_protocol() {
         }
     })
     .await;
-    let lab = ground.proxy(&plan(port, "response_header_timeout = \"500ms\"")).await;
+    let lab = builder.proxy(&plan(port, "response_header_timeout = \"500ms\"")).await;
     let to = format!("api.test:{port}");
     let mut h2 = lab.h2(&to).await;
     let held =
         h2.send_request(Request::builder().uri(format!("https://{to}/hold")).body(Channel::<Bytes>::new(1).1).unwrap());
     let held = held.await.unwrap();
     go_away.notify_one();
-    // A request in the very moment of the farewell may fail; one that is answered was read whole.
+    // A request sent at the moment of the GOAWAY may fail. A request that is answered was read completely.
     let mut answered = 0;
     for _ in 0..20 {
         let (mut send, body) = Channel::<Bytes>::new(4);
@@ -537,9 +537,9 @@ async fn a_body_survives_the_change_to_an_older_protocol() {
     drop(held);
 }
 
-/// Answers that a careless proxy would take the next one from.
+/// Answers whose surplus a careless proxy would take for the next answer.
 #[tokio::test]
-async fn odd_answers_do_not_shift_the_next_one() {
+async fn malformed_answers_do_not_shift_the_next_one() {
     let rows: [(&str, &str, &'static str); 8] = [
         (
             "two answers",

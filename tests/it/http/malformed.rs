@@ -1,11 +1,11 @@
-//! Requests with two readings get 400 or 501 and a close, or reach the origin as exactly one request.
+//! Requests with two interpretations get 400 or 501 and a close, or reach the origin as exactly one request.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::read_to_end;
 use crate::lab::{self, Lab};
 
-/// Sends a request to the proxy itself, with `{url}` and `{host}` filled in.
+/// Sends a request outside of tunnels, with `{url}` and `{host}` filled in.
 async fn raw(lab: &Lab, port: u16, text: &str) -> String {
     lab.raw(
         &text.replace("{url}", &format!("https://api.test:{port}/x")).replace("{host}", &format!("api.test:{port}")),
@@ -14,7 +14,7 @@ async fn raw(lab: &Lab, port: u16, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn heads_with_two_readings_are_refused_and_the_connection_closed() {
+async fn refuses_ambiguous_heads_and_closes_the_connection() {
     let (lab, origin) = lab::simple().await;
     let rows = [
         ("no Host", "GET {url} HTTP/1.1\r\n{auth}\r\n", 400, "request_malformed"),
@@ -89,7 +89,7 @@ async fn heads_with_two_readings_are_refused_and_the_connection_closed() {
 }
 
 #[tokio::test]
-async fn heads_and_targets_have_a_size() {
+async fn heads_and_targets_have_a_size_limit() {
     let (lab, origin) = lab::simple().await;
     let long = "x".repeat(70_000);
     let rows = [
@@ -110,7 +110,7 @@ async fn heads_and_targets_have_a_size() {
 
 /// Bytes after a refused head are not read, however they arrive.
 #[tokio::test]
-async fn nothing_behind_a_refused_head_is_served() {
+async fn nothing_after_a_refused_head_is_served() {
     let (lab, origin) = lab::simple().await;
     let smuggled = "GET {url}/smuggled HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n";
     let rows = [
@@ -128,9 +128,9 @@ async fn nothing_behind_a_refused_head_is_served() {
     assert!(origin.seen().is_empty());
 }
 
-/// The answers before it come first, and whole.
+/// The answers to earlier requests come first and complete.
 #[tokio::test]
-async fn a_refused_head_is_answered_in_its_turn() {
+async fn a_refused_head_is_answered_in_order() {
     let (lab, origin) = lab::simple().await;
     let good = "GET {url} HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n";
     let posted = "POST {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
@@ -141,9 +141,9 @@ async fn a_refused_head_is_answered_in_its_turn() {
     assert_eq!(origin.seen().len(), 3);
 }
 
-/// However a head and a body come, byte by byte, they are the same request.
+/// A head and a body that arrive byte by byte are the same request.
 #[tokio::test]
-async fn requests_arrive_whole_wherever_they_are_cut() {
+async fn requests_arrive_complete_however_they_are_split() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/sink", origin.port());
     let head = format!(
@@ -168,9 +168,9 @@ async fn requests_arrive_whole_wherever_they_are_cut() {
     }
 }
 
-/// RFC 9112 §2.2 asks to let an empty line before a request pass.
+/// RFC 9112 §2.2 asks servers to ignore an empty line before a request.
 #[tokio::test]
-async fn one_empty_line_before_a_request_is_let_pass() {
+async fn one_empty_line_before_a_request_is_ignored() {
     let (lab, origin) = lab::simple().await;
     let good = "GET {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n";
     assert!(raw(&lab, origin.port(), &format!("\r\n{good}")).await.starts_with("HTTP/1.1 200"));
@@ -178,19 +178,19 @@ async fn one_empty_line_before_a_request_is_let_pass() {
     assert!(reply.starts_with("HTTP/1.1 400"), "{reply}");
 }
 
-/// A client that stalls is told so, if it has begun to speak.
+/// A client that stalls gets an answer if it has sent part of a request.
 #[tokio::test]
-async fn a_head_that_does_not_end_is_answered_and_silence_is_not() {
-    let ground = lab::Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"200ms\"\n{}", lab::allow_api(origin.port()))).await;
+async fn an_incomplete_head_is_answered_and_silence_is_not() {
+    let builder = lab::LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&format!("[proxy]\nheader_timeout = \"200ms\"\n{}", lab::allow_api(origin.port()))).await;
     let reply = lab.raw("GET https://api.test/ HTTP/1.1\r\nHost: a").await;
     assert!(reply.starts_with("HTTP/1.1 408 ") && reply.contains("exeat-refusal: header_timeout"), "{reply}");
     assert!(reply.contains("connection: close"), "{reply}");
     assert_eq!(lab.ended(0).await["code"], "header_timeout");
     assert_eq!(lab.raw("").await, "");
     assert_eq!(lab.ended(1).await["code"], "header_timeout");
-    // Behind an answer there is more time, and no answer to silence.
+    // After an answer there is more time, and silence gets no answer.
     let mut stream = lab.connect().await;
     let url = format!("https://api.test:{}/", origin.port());
     let request = format!(
@@ -211,7 +211,7 @@ async fn a_head_that_does_not_end_is_answered_and_silence_is_not() {
 }
 
 #[tokio::test]
-async fn requests_inside_a_tunnel_are_held_to_the_same() {
+async fn requests_in_a_tunnel_follow_the_same_rules() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let rows = [
@@ -261,9 +261,9 @@ async fn requests_inside_a_tunnel_are_held_to_the_same() {
     assert!(origin.seen().is_empty());
 }
 
-/// The pieces of a cookie are one field, also before they are joined.
+/// The pieces of a cookie count as one field, also before they are joined.
 #[tokio::test]
-async fn a_head_over_h2_has_no_more_fields_than_another() {
+async fn h2_heads_have_the_same_field_limit() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
@@ -288,7 +288,7 @@ async fn a_head_over_h2_has_no_more_fields_than_another() {
             "{line}"
         );
     }
-    // That their size is too large is said before there is a request.
+    // Their excessive size is reported before a request exists.
     let long = http::Request::builder().uri(format!("https://{to}/")).header("x", "y".repeat(70_000));
     let response = h2.send_request(long.body(lab::client::empty()).unwrap()).await.unwrap();
     assert_eq!((response.status().as_u16(), response.headers().get("exeat-refusal")), (431, None));
@@ -296,7 +296,7 @@ async fn a_head_over_h2_has_no_more_fields_than_another() {
 }
 
 #[tokio::test]
-async fn bytes_sent_along_with_a_refused_connect_are_not_read_as_a_request() {
+async fn bytes_after_a_refused_connect_are_not_a_request() {
     let (lab, origin) = lab::simple().await;
     let port = origin.port();
     let text = format!(
@@ -305,17 +305,19 @@ async fn bytes_sent_along_with_a_refused_connect_are_not_read_as_a_request() {
     let reply = lab.raw(&text).await;
     assert!(reply.starts_with("HTTP/1.1 403 "), "{reply}");
     assert_eq!(reply.matches("HTTP/1.1 ").count(), 1, "{reply}");
-    lab.refused_only("host_not_allowed").await;
+    lab.assert_only_refused("host_not_allowed").await;
     assert!(origin.seen().is_empty());
 }
 
 #[tokio::test]
-async fn a_hello_sent_along_with_connect_is_not_lost() {
+async fn a_hello_sent_with_connect_is_not_lost() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
-    let mut client =
-        rustls::ClientConnection::new(std::sync::Arc::new(lab.trusting(&["http/1.1"])), "api.test".try_into().unwrap())
-            .unwrap();
+    let mut client = rustls::ClientConnection::new(
+        std::sync::Arc::new(lab.client_tls_config(&["http/1.1"])),
+        "api.test".try_into().unwrap(),
+    )
+    .unwrap();
     let mut wire =
         format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", lab::client::auth())
             .into_bytes();
@@ -323,11 +325,11 @@ async fn a_hello_sent_along_with_connect_is_not_lost() {
     let mut stream = lab.connect().await;
     stream.write_all(&wire).await.unwrap();
     assert!(lab::client::read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
-    assert_eq!(stream.read_u8().await.unwrap(), 22, "a ServerHello comes back");
+    assert_eq!(stream.read_u8().await.unwrap(), 22, "a ServerHello arrives");
 }
 
 #[tokio::test]
-async fn an_old_client_may_connect_over_http_1_0() {
+async fn connect_works_over_http_1_0() {
     let (lab, origin) = lab::simple().await;
     let mut stream = lab.connect().await;
     let head =
@@ -342,15 +344,15 @@ fn simple_get(port: u16) -> String {
     format!("GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {auth}\r\n\r\n")
 }
 
-/// A line end that comes in two pieces is one, on a new connection and behind an answer.
+/// A line end that arrives in two pieces is one line end, on a new connection and after an answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn half_a_line_end_is_waited_for() {
+async fn a_split_line_end_is_one_line_end() {
     let (lab, origin) = lab::simple().await;
     let mut stream = lab.connect().await;
     for _ in 0..2 {
         for piece in ["\r", "\n", &simple_get(origin.port())] {
             stream.write_all(piece.as_bytes()).await.unwrap();
-            // Others are served while it waits.
+            // Other clients are served while it waits.
             assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
         }
         let head = lab::client::read_head(&mut stream).await;
@@ -359,27 +361,27 @@ async fn half_a_line_end_is_waited_for() {
     }
 }
 
-/// Empty lines are no way to keep a place.
+/// Empty lines do not extend the time that a connection may stay open.
 #[tokio::test]
-async fn empty_lines_win_no_time() {
-    let ground = lab::Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
+async fn empty_lines_do_not_extend_the_timeout() {
+    let builder = lab::LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&format!("[proxy]\nheader_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
     assert_eq!(lab.raw("\r\n").await, "", "closed at the deadline");
     let mut stream = lab.connect().await;
     stream.write_all(b"\r\n").await.unwrap();
     stream.write_all(b"\r\n").await.unwrap();
     assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 400"));
-    // Nor do they hold a daemon up that wants to stop.
+    // They do not delay the shutdown of a daemon either.
     let mut stream = lab.connect().await;
     stream.write_all(format!("{}\r\n", simple_get(origin.port())).as_bytes()).await.unwrap();
     assert!(lab::client::read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
     assert!(lab.daemon.shutdown().await);
 }
 
-/// A request that asked to switch and did not does not take the words from a later one.
+/// A request whose upgrade was declined does not suppress the refusal of a later request.
 #[tokio::test]
-async fn a_refusal_behind_a_switch_that_did_not_come_is_heard() {
+async fn a_refusal_after_a_declined_upgrade_is_delivered() {
     let (lab, origin) = lab::simple().await;
     let get = simple_get(origin.port());
     let upgrade = get.replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n");

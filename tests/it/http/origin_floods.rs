@@ -1,4 +1,4 @@
-//! Attacks by an origin on the memory and the processor of the daemon, over HTTP/2.
+//! Attacks of an origin on the daemon's memory and processor over HTTP/2.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -10,19 +10,19 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::client::auth;
-use crate::lab::{self, Ground, PATIENCE, h2};
+use crate::lab::{self, LabBuilder, TIMEOUT, h2};
 use crate::operation::cli::{Served, exeat};
 
-/// An h2 origin that answers each head with `first`, and sends `flood` again and again for `lasts`. It tells how long
-/// it could write.
+/// Starts an h2 origin that answers each head with `first`, and then sends `flood` repeatedly for `lasts`. It reports
+/// how long it could write.
 async fn flooding(
-    ground: &Ground,
+    builder: &LabBuilder,
     first: fn(u32) -> Vec<u8>,
     flood: fn(u32) -> Vec<u8>,
     lasts: Duration,
 ) -> (u16, tokio::sync::mpsc::UnboundedReceiver<Duration>) {
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let mut config = ground.server_config("api.test").as_ref().clone();
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let tls = TlsAcceptor::from(std::sync::Arc::new(config));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -54,14 +54,14 @@ async fn flooding(
     (port, written)
 }
 
-async fn served(ground: &Ground, port: u16) -> Served {
-    let dir = ground.dir.path();
+async fn served(builder: &LabBuilder, port: u16) -> Served {
+    let dir = builder.dir.path();
     let text = format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(port));
-    fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
     Served::start(exeat(dir, &["serve", "-c", "e.toml"]))
 }
 
-/// A GET, sent; the answer is not waited for.
+/// Sends a GET without waiting for the answer.
 async fn ask(served: &Served, port: u16) -> tokio::net::TcpStream {
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
     let mut stream = tokio::net::TcpStream::connect(served.proxy()).await.unwrap();
@@ -77,13 +77,13 @@ fn peak_kb(served: &Served) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Interim answers of 17 bytes that become maps of large fields by way of the dynamic table, without end.
+/// An endless sequence of interim answers of 17 bytes, which expand to large fields through the dynamic table.
 #[tokio::test(flavor = "multi_thread")]
-async fn interim_answers_without_end_do_not_fill_the_memory() {
-    let ground = Ground::new().await;
+async fn endless_interim_answers_do_not_fill_the_memory() {
+    let builder = LabBuilder::new().await;
     let first = |stream| {
         let value = [b'x'; 3900];
-        // `:status: 103`, and a field that goes into the dynamic table (RFC 7541 §6.2.1).
+        // `:status: 103`, and a field that is added to the dynamic table (RFC 7541 §6.2.1).
         let length = [0x7f, ((3900 - 127) % 128 + 128) as u8, ((3900 - 127) / 128) as u8];
         let mut block = [&[0x08, 3, b'1', b'0', b'3', 0x40, 1, b'a'][..], &length].concat();
         block.extend_from_slice(&value);
@@ -92,30 +92,30 @@ async fn interim_answers_without_end_do_not_fill_the_memory() {
     let flood = |stream| {
         h2::frame(h2::HEADERS, h2::END_HEADERS, stream, &[0x08, 3, b'1', b'0', b'3', 0xbe, 0xbe, 0xbe]).repeat(50_000)
     };
-    let (port, mut written) = flooding(&ground, first, flood, Duration::from_secs(8)).await;
-    let served = served(&ground, port).await;
+    let (port, mut written) = flooding(&builder, first, flood, Duration::from_secs(8)).await;
+    let served = served(&builder, port).await;
     let mut client = ask(&served, port).await;
     let head = lab::client::read_head(&mut client).await;
     assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
-    let wrote = timeout(2 * PATIENCE, written.recv()).await.unwrap().unwrap();
+    let wrote = timeout(2 * TIMEOUT, written.recv()).await.unwrap().unwrap();
     let peak = peak_kb(&served);
     assert!(peak < 128 * 1024, "one stream made the daemon hold {peak} kB; the origin wrote for {wrote:?}");
 }
 
-/// Behind the end of its only exchange, an origin has nothing to say: a connection that is flooded is closed.
+/// After its only exchange, an origin has nothing to send: a flooded idle connection is closed.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_connection_that_its_origin_floods_is_closed() {
-    let ground = Ground::new().await;
+async fn a_flooded_idle_connection_is_closed() {
+    let builder = LabBuilder::new().await;
     let answer = |stream| {
         let head = h2::frame(h2::HEADERS, h2::END_HEADERS, stream, &[0x88]);
         [head, h2::frame(h2::DATA, h2::END_STREAM, stream, b"hello\n")].concat()
     };
-    // Frames of an unknown type and without content (RFC 9113 §5.5).
+    // Frames of an unknown type without content (RFC 9113 §5.5).
     let flood = |_| h2::frame(77, 0, 0, &[]).repeat(100_000);
-    let (port, mut written) = flooding(&ground, answer, flood, Duration::from_secs(12)).await;
-    let served = served(&ground, port).await;
+    let (port, mut written) = flooding(&builder, answer, flood, Duration::from_secs(12)).await;
+    let served = served(&builder, port).await;
     let mut client = ask(&served, port).await;
     assert!(lab::client::read_head(&mut client).await.starts_with("HTTP/1.1 200 "));
-    let wrote = timeout(2 * PATIENCE, written.recv()).await.unwrap().unwrap();
+    let wrote = timeout(2 * TIMEOUT, written.recv()).await.unwrap().unwrap();
     assert!(wrote < Duration::from_secs(10), "it was read for {wrote:?}");
 }

@@ -1,4 +1,4 @@
-//! Targets, methods and paths in their canonical form: on the wire, in the answer and in the audit log.
+//! Targets, methods and paths in canonical form: on the wire, in the answer and in the audit log.
 
 use std::convert::Infallible;
 
@@ -9,17 +9,17 @@ use http_body_util::{BodyExt, StreamBody};
 use tokio::io::AsyncWriteExt;
 
 use crate::lab::client::read_to_end;
-use crate::lab::{self, Ground, Lab, Origin, h2};
+use crate::lab::{self, Lab, LabBuilder, Origin, h2};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A lab whose `http://api.test` is an origin of raw bytes, and what that has read.
-async fn on_the_wire(keys: &str) -> (Lab, u16, std::sync::Arc<std::sync::Mutex<Vec<u8>>>) {
+/// Starts a lab whose `http://api.test` is an origin of raw bytes. Also returns the bytes that the origin read.
+async fn lab_with_raw_origin(keys: &str) -> (Lab, u16, std::sync::Arc<std::sync::Mutex<Vec<u8>>>) {
     let (port, read) = lab::origin::raw("\r\n\r\n", OK).await;
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let text = lab::allow_api(port).replace("[tasks.t]", &format!("plain_http = true\n{keys}\n[tasks.t]"));
-    (ground.proxy(&text).await, port, read)
+    (builder.proxy(&text).await, port, read)
 }
 
 /// Fills in `{host}`.
@@ -28,8 +28,8 @@ fn filled(text: &str, port: u16) -> String {
 }
 
 #[tokio::test]
-async fn a_target_without_a_path_leaves_with_a_slash_and_without_its_fragment() {
-    let (lab, port, read) = on_the_wire("").await;
+async fn a_target_without_a_path_is_sent_with_a_slash_and_without_its_fragment() {
+    let (lab, port, read) = lab_with_raw_origin("").await;
     let rows = [
         ("http://{host}", "/"),
         ("http://{host}#", "/"),
@@ -51,14 +51,14 @@ async fn a_target_without_a_path_leaves_with_a_slash_and_without_its_fragment() 
     }
 }
 
-/// The same inside a tunnel, in absolute-form over HTTP/1.1 and as `:path` over h2, to origins of both versions.
+/// The same inside a tunnel, in absolute form over HTTP/1.1 and as `:path` over h2, to origins of both versions.
 #[tokio::test]
 async fn a_target_without_a_path_is_a_slash_inside_tunnels_too() {
     for h2_origin in [false, true] {
-        let ground = Ground::new().await;
-        let origin = if h2_origin { ground.origin("api.test").await } else { ground.origin_h1("api.test").await };
+        let builder = LabBuilder::new().await;
+        let origin = if h2_origin { builder.origin("api.test").await } else { builder.origin_h1("api.test").await };
         let port = origin.port();
-        let lab = ground.proxy(&lab::allow_api(port)).await;
+        let lab = builder.proxy(&lab::allow_api(port)).await;
         let to = format!("api.test:{port}");
         let mut n = 0;
         for (target, want) in [(format!("https://{to}#f"), "/"), (format!("https://{to}?q#f"), "/?q")] {
@@ -81,12 +81,12 @@ async fn a_target_without_a_path_is_a_slash_inside_tunnels_too() {
     }
 }
 
-/// Over h2 a request need not have `:authority`, and over HTTP/1.1 one may have nothing else.
+/// A request over h2 need not have `:authority`; one over HTTP/1.1 may have nothing but Host.
 #[tokio::test]
-async fn a_target_of_less_is_read_in_the_same_way() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
-    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+async fn a_target_without_an_authority_is_read_in_the_same_way() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
+    let lab = builder.proxy(&lab::allow_api(origin.port())).await;
     let to = format!("api.test:{}", origin.port());
     let mut wire = h2::Wire::open(&lab, &to).await;
     for (n, (method, path)) in [("GET", "#f"), ("OPTIONS", "#"), ("OPTIONS", "*")].into_iter().enumerate() {
@@ -119,8 +119,8 @@ async fn assert_line(lab: &Lab, n: usize, origin: &Origin, want: &str) {
 }
 
 #[tokio::test]
-async fn options_without_a_path_is_options_for_the_server() {
-    let (lab, port, read) = on_the_wire("").await;
+async fn options_without_a_path_is_server_wide() {
+    let (lab, port, read) = lab_with_raw_origin("").await;
     let rows = [
         ("OPTIONS http://{host}", true),
         ("OPTIONS http://{host}#f", true),
@@ -146,7 +146,7 @@ async fn options_without_a_path_is_options_for_the_server() {
             read.lock().unwrap().clear();
         }
     }
-    // A body that follows is read as what it is, and so is the next request.
+    // The following body is read as a body, and the next request as a request.
     let text = "OPTIONS http://{host} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: 5\r\n\r\nhelloGET http://{host}/x HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n";
     let reply = lab.raw(&filled(text, port)).await;
     assert!(reply.starts_with("HTTP/1.1 403 ") && reply.contains("HTTP/1.1 200 OK"), "{reply}");
@@ -154,11 +154,11 @@ async fn options_without_a_path_is_options_for_the_server() {
 }
 
 #[tokio::test]
-async fn an_empty_port_is_the_schemes_own() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
-    // Port 443 is not approved: what was understood stands in the refusal's line.
+async fn an_empty_port_is_the_default_port() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&lab::allow_api(origin.port())).await;
+    // Port 443 is not approved, so the line of the refusal shows how the target was parsed.
     let rows = [
         ("GET https://api.test:/ HTTP/1.1\r\nHost: api.test:\r\n", "port_not_allowed", 443),
         ("GET https://api.test:#f HTTP/1.1\r\nHost: api.test\r\n", "port_not_allowed", 443),
@@ -177,13 +177,13 @@ async fn an_empty_port_is_the_schemes_own() {
     }
 }
 
-/// In a field, an empty port is the default one, and another than the target's.
+/// In a Host field, an empty port means the default port, and differs from the target's.
 #[tokio::test]
 async fn an_empty_port_in_host_is_compared_as_the_default() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let text = format!("GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:\r\n{{auth}}Connection: close\r\n\r\n");
     let reply = lab.raw(&text).await;
     assert!(reply.contains("exeat-refusal: authority_mismatch\r\n"), "{reply}");
@@ -191,11 +191,11 @@ async fn an_empty_port_in_host_is_compared_as_the_default() {
 }
 
 #[tokio::test]
-async fn methods_that_no_proxy_forwards_are_refused_in_every_way_in() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
+async fn refuses_unforwardable_methods_on_every_way() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let (to, longest, long) = (format!("api.test:{port}"), "M".repeat(32), "M".repeat(33));
     let rows = [
         ("trace", Some((403, "method_not_allowed"))),
@@ -221,11 +221,11 @@ async fn methods_that_no_proxy_forwards_are_refused_in_every_way_in() {
             }
         }
     }
-    assert_eq!(origin.seen().len(), 6, "two methods by three ways");
+    assert_eq!(origin.seen().len(), 6, "two methods on three ways");
 }
 
 #[tokio::test]
-async fn a_backslash_in_the_path_is_refused_in_every_way_in() {
+async fn refuses_a_backslash_in_the_path_on_every_way() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let text = format!("GET https://{to}/a\\b HTTP/1.1\r\nHost: {to}\r\n{{auth}}\r\n");
@@ -244,19 +244,19 @@ async fn a_backslash_in_the_path_is_refused_in_every_way_in() {
         assert_eq!((&line["event"], &line["code"]), (&"refused".into(), &"target_malformed".into()), "{line}");
     }
     assert!(origin.seen().is_empty());
-    // In a query it has one reading, and browsers send it there as it is.
+    // In a query it has one interpretation, and browsers send it there unencoded.
     let text = format!("GET https://{to}/?a\\b HTTP/1.1\r\nHost: {to}\r\n{{auth}}Connection: close\r\n\r\n");
     assert!(lab.raw(&text).await.starts_with("HTTP/1.1 200 "));
     assert_eq!(origin.last().uri.query(), Some("a\\b"));
 }
 
 #[tokio::test]
-async fn a_path_of_invalid_utf8_is_not_judged_by_rules() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn a_path_of_invalid_utf8_matches_no_rule() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
     let rules = lab::allow_api(port).replace("[tasks.t]", "paths = [\"/pub/*\"]\n[tasks.t]");
-    let lab = ground.proxy(&rules).await;
+    let lab = builder.proxy(&rules).await;
     let rows = [
         ("/pub/%c3%a9", true),
         ("/pub/%c0%af", false),
@@ -282,7 +282,7 @@ async fn a_path_of_invalid_utf8_is_not_judged_by_rules() {
     assert_eq!(origin.seen().len(), 1);
 }
 
-/// The `Date` fields of an answer, each read as RFC 9110 §5.6.7 wants it written.
+/// Returns the `Date` fields of an answer, each parsed in the format of RFC 9110 §5.6.7.
 fn dates(reply: &str) -> Vec<std::time::SystemTime> {
     let head = reply.split("\r\n\r\n").next().unwrap_or_default().to_lowercase();
     let fields = reply.lines().take(head.lines().count()).filter_map(|line| line.split_once(": "));
@@ -294,13 +294,13 @@ fn is_now(dates: &[std::time::SystemTime]) -> bool {
     let now = std::time::SystemTime::now();
     let near = |date: std::time::SystemTime| {
         let apart = now.duration_since(date).unwrap_or_else(|error| error.duration());
-        apart < lab::PATIENCE
+        apart < lab::TIMEOUT
     };
     dates.len() == 1 && dates.iter().all(|date| near(*date))
 }
 
 #[tokio::test]
-async fn our_own_answers_have_a_date() {
+async fn the_proxys_own_answers_have_a_date() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let rows = [
@@ -323,7 +323,7 @@ async fn our_own_answers_have_a_date() {
     }
 }
 
-/// RFC 9110 §6.6.1: the time at which an answer without one came. One that has one keeps it.
+/// RFC 9110 §6.6.1: an answer without a date gets the time of its arrival. An existing date is kept.
 #[tokio::test]
 async fn an_answer_without_a_date_gets_one() {
     const OLD: &str = "Tue, 15 Nov 1994 08:12:31 GMT";
@@ -332,9 +332,9 @@ async fn an_answer_without_a_date_gets_one() {
         (b"HTTP/1.1 204 No Content\r\n\r\n", false),
         (b"HTTP/1.1 200 OK\r\nDate: Tue, 15 Nov 1994 08:12:31 GMT\r\nContent-Length: 2\r\n\r\nok", true),
     ] {
-        let ground = Ground::new().await;
-        let (port, _) = lab::origin::raw_tls(&ground, "api.test", words).await;
-        let lab = ground.proxy(&lab::allow_api(port)).await;
+        let builder = LabBuilder::new().await;
+        let (port, _) = lab::origin::raw_tls(&builder, "api.test", words).await;
+        let lab = builder.proxy(&lab::allow_api(port)).await;
         for (n, way) in lab::client::Way::ALL.into_iter().enumerate() {
             let reply = lab.by(way, "GET", &format!("https://api.test:{port}/"), &[], "").await;
             let dates: Vec<_> = reply.headers.get_all("date").iter().map(|date| date.to_str().unwrap()).collect();
@@ -347,12 +347,12 @@ async fn an_answer_without_a_date_gets_one() {
 }
 
 #[tokio::test]
-async fn a_coding_that_cannot_be_read_is_answered_with_those_that_can() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn an_unsupported_coding_is_answered_with_the_supported_ones() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
     let key = "credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n";
-    let lab = ground.proxy(&format!("{}{key}", lab::allow_api(port))).await;
+    let lab = builder.proxy(&format!("{}{key}", lab::allow_api(port))).await;
     for (n, way) in lab::client::Way::ALL.into_iter().enumerate() {
         let fields = [("content-encoding", "compress")];
         let reply = lab.by(way, "POST", &format!("https://api.test:{port}/"), &fields, "body").await;
@@ -366,7 +366,7 @@ async fn a_coding_that_cannot_be_read_is_answered_with_those_that_can() {
     assert!(origin.seen().is_empty());
 }
 
-/// A request over h2 of these frames.
+/// Sends a request over h2 with these body frames.
 async fn over_h2(lab: &Lab, port: u16, fields: &[(&str, &str)], frames: Vec<Frame<Bytes>>) -> lab::Reply {
     let to = format!("api.test:{port}");
     let body = StreamBody::new(futures_util::stream::iter(frames.into_iter().map(Ok::<_, Infallible>)));
@@ -376,7 +376,7 @@ async fn over_h2(lab: &Lab, port: u16, fields: &[(&str, &str)], frames: Vec<Fram
     }
     let mut h2 = lab.h2(&to).await;
     let response = h2.send_request(request.body(body).unwrap());
-    lab::Reply::read(tokio::time::timeout(lab::PATIENCE, response).await.unwrap().unwrap()).await
+    lab::Reply::read(tokio::time::timeout(lab::TIMEOUT, response).await.unwrap().unwrap()).await
 }
 
 fn trailers(fields: &[(&'static str, &'static str)]) -> Frame<Bytes> {
@@ -391,9 +391,9 @@ fn trailers(fields: &[(&'static str, &'static str)]) -> Frame<Bytes> {
 /// A client need not announce trailers (RFC 9110 §6.6.2).
 #[tokio::test]
 async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
-    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
+    let lab = builder.proxy(&lab::allow_api(origin.port())).await;
     let data = |text: &'static str| Frame::data(Bytes::from_static(text.as_bytes()));
     let large = Bytes::from(b"0\r\n\r\n".repeat(100_000));
     let late = [
@@ -419,7 +419,7 @@ async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
         assert_eq!((late, seen.trailers.len()), (vec!["1", "2"], 3), "{n}: {:?}", seen.trailers);
         assert_eq!(seen.trailers["x-sum"].as_bytes(), "\u{e9}".as_bytes(), "{n}");
     }
-    // The same over HTTP/1.1, and a connection that goes on behind it.
+    // The same over HTTP/1.1, on a connection that is used again.
     let head = format!("POST https://api.test:{0}/x HTTP/1.1\r\nHost: api.test:{0}\r\n{{auth}}", origin.port());
     let chunked = "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nx-late: 3\r\n\r\n";
     let known = "Connection: close\r\nContent-Length: 5\r\n\r\n0\r\n\r\n";
@@ -431,13 +431,13 @@ async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
     assert_eq!((third.body.as_ref(), third.trailers.len()), (&b"0\r\n\r\n"[..], 0));
 }
 
-/// Many at a time, on connections that are used again and again: each request has its own trailers.
+/// Many at a time, on reused connections: each request keeps its own trailers.
 #[tokio::test(flavor = "multi_thread")]
 async fn trailers_stay_with_their_request() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let to = format!("api.test:{port}");
     let h2 = lab.h2(&to).await;
     let send = async |n: usize| {
@@ -471,13 +471,13 @@ async fn trailers_stay_with_their_request() {
     assert!(origin.connections() < 100, "{} connections for 200 requests", origin.connections());
 }
 
-/// A body that is held until it has been looked through has its trailers with it, whatever length was announced.
+/// A body that is held until it has been scanned keeps its trailers, whatever length was announced.
 #[tokio::test]
-async fn trailers_behind_a_body_of_known_length_reach_an_origin_over_http1() {
-    let ground = Ground::new().await;
-    let origin = ground.origin_h1("api.test").await;
+async fn trailers_after_a_body_of_known_length_reach_an_origin_over_http1() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin_h1("api.test").await;
     let key = "credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n";
-    let lab = ground.proxy(&format!("{}{key}", lab::allow_api(origin.port()))).await;
+    let lab = builder.proxy(&format!("{}{key}", lab::allow_api(origin.port()))).await;
     let body = || Frame::data(Bytes::from_static(b"hello"));
     for (n, fields) in [vec![("content-length", "5")], vec![]].into_iter().enumerate() {
         let reply = over_h2(&lab, origin.port(), &fields, vec![body(), trailers(&[("x-late", "1")])]).await;
@@ -494,16 +494,16 @@ async fn trailers_behind_a_body_of_known_length_reach_an_origin_over_http1() {
     assert!(origin.seen().iter().all(|seen| seen.trailers.get("x-late").is_none_or(|late| late == "1")));
 }
 
-/// The frames that a client sends behind the head of a request, and whether they are well-formed.
+/// The frames that a client sends after the head of a request, and whether they are well-formed.
 struct Sent {
     what: &'static str,
     frames: Vec<u8>,
     passes: bool,
 }
 
-/// Ways to write trailers, with and without pseudo-fields: in the static table, in the dynamic one, and written out, in
-/// one frame and in several, with padding and priority.
-fn trailing(stream: u32) -> Vec<Sent> {
+/// Returns encodings of trailers with and without pseudo-fields: from the static table, from the dynamic table and as
+/// literals, in one frame and in several, with padding and priority.
+fn trailer_encodings(stream: u32) -> Vec<Sent> {
     let ends = h2::END_STREAM | h2::END_HEADERS;
     let data = || h2::frame(h2::DATA, 0, stream, b"hello");
     let headers = |flags: u8, block: &[u8]| h2::frame(h2::HEADERS, flags, stream, block);
@@ -546,23 +546,23 @@ fn trailing(stream: u32) -> Vec<Sent> {
     ]
 }
 
-/// RFC 9113 §8.1: trailers have no pseudo-fields, and a stream that has them is malformed.
+/// RFC 9113 §8.1: trailers contain no pseudo-fields, and a stream that has them is malformed.
 #[tokio::test]
-async fn pseudo_fields_among_request_trailers_are_a_stream_error() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn pseudo_fields_in_request_trailers_are_a_stream_error() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let to = format!("api.test:{port}");
     let head = [(":method", "POST"), (":scheme", "https"), (":authority", to.as_str()), (":path", "/x")];
     let mut shared = h2::Wire::open(&lab, &to).await;
-    let (mut passed, rows) = (0, trailing(1).len());
+    let (mut passed, rows) = (0, trailer_encodings(1).len());
     for n in 0..rows {
-        // On a connection of its own, and behind the others on one that all of them share.
+        // On a connection of its own, and on a connection shared with the other rows.
         for (stream, is_shared) in [(1, false), (u32::try_from(2 * n + 1).unwrap(), true)] {
             let mut own = if is_shared { None } else { Some(h2::Wire::open(&lab, &to).await) };
             let wire = own.as_mut().unwrap_or(&mut shared);
-            let Sent { what, frames, passes } = trailing(stream).remove(n);
+            let Sent { what, frames, passes } = trailer_encodings(stream).remove(n);
             wire.headers(stream, false, &head);
             wire.send(&frames).await;
             let answer = wire.answer(stream).await;
@@ -586,11 +586,11 @@ async fn pseudo_fields_among_request_trailers_are_a_stream_error() {
             }
         }
     }
-    // A malformed request has not reached the origin whole.
+    // A malformed request has not reached the origin completely.
     assert_eq!(origin.seen().len(), passed);
 }
 
-/// Frames of an answer on the stream that asked, and whether the client gets it whole.
+/// The frames of an answer on the requested stream, and whether the client receives a complete answer.
 struct Answered {
     what: &'static str,
     frames: Vec<u8>,
@@ -619,13 +619,13 @@ fn answers(stream: u32) -> Vec<Answered> {
     ]
 }
 
-/// The client must not take such an answer for a whole one.
+/// The client must not take such an answer for a complete one.
 #[tokio::test]
-async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
+async fn pseudo_fields_in_answer_trailers_abort_the_answer() {
     for n in 0..answers(1).len() {
-        let ground = Ground::new().await;
-        ground.dns.set("api.test", &["127.0.0.1"]);
-        let acceptor = tokio_rustls::TlsAcceptor::from(ground.server_config("api.test"));
+        let builder = LabBuilder::new().await;
+        builder.dns.set("api.test", &["127.0.0.1"]);
+        let acceptor = tokio_rustls::TlsAcceptor::from(builder.server_config("api.test"));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -640,7 +640,7 @@ async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
                 }
             }
         });
-        let lab = ground.proxy(&lab::allow_api(port)).await;
+        let lab = builder.proxy(&lab::allow_api(port)).await;
         let to = format!("api.test:{port}");
         let Answered { what, passes, .. } = answers(1).remove(n);
         let mut client = lab.h2(&to).await;
@@ -649,7 +649,7 @@ async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
             let response = client.send_request(request).await?;
             Ok::<_, hyper::Error>((response.status(), response.into_body().collect().await?))
         };
-        let answer = tokio::time::timeout(lab::PATIENCE, exchange).await.unwrap();
+        let answer = tokio::time::timeout(lab::TIMEOUT, exchange).await.unwrap();
         let line = lab.ended(0).await;
         if passes {
             let (status, body) = answer.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -672,14 +672,14 @@ async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
     }
 }
 
-/// Malformed in the first of several frames, h2 ends the connection instead of the stream; and a client that goes on
-/// and on is sent away.
+/// If the first of several frames is malformed, h2 ends the connection instead of the stream. A client that repeats
+/// this gets a GOAWAY.
 #[tokio::test]
-async fn a_client_that_sends_malformed_trailers_again_and_again_is_sent_away() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn a_client_that_repeats_malformed_trailers_gets_a_goaway() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = builder.proxy(&lab::allow_api(port)).await;
     let to = format!("api.test:{port}");
     let head = [(":method", "POST"), (":scheme", "https"), (":authority", to.as_str()), (":path", "/x")];
     let mut wire = h2::Wire::open(&lab, &to).await;
@@ -694,16 +694,16 @@ async fn a_client_that_sends_malformed_trailers_again_and_again_is_sent_away() {
     let answer = wire.answer(1).await;
     assert!(matches!(answer, h2::Answer::Reset(1) | h2::Answer::GoAway(1)), "{answer:?}");
     let line = lab.ended(0).await;
-    // The line is the tunnel's, or that of the request if it had been taken up by then.
+    // The line is that of the tunnel, or that of the request if it had already been admitted.
     assert_eq!((line["verdict"] == "allow", &line["task"]), (false, &"t".into()), "{line}");
     let mut wire = h2::Wire::open(&lab, &to).await;
     for n in 0..2000 {
         wire.headers(2 * n + 1, false, &head);
         wire.headers(2 * n + 1, true, &[(":path", "/x")]);
     }
-    // The proxy may hang up before it has all of it.
-    let _ = tokio::time::timeout(lab::PATIENCE, wire.io.write_all(&wire.out)).await;
+    // The proxy may close the connection before it has read everything.
+    let _ = tokio::time::timeout(lab::TIMEOUT, wire.io.write_all(&wire.out)).await;
     assert_eq!(wire.answer(u32::MAX).await, h2::Answer::GoAway(11), "ENHANCE_YOUR_CALM");
-    assert!(origin.seen().is_empty(), "no request came whole");
-    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200, "others are served");
+    assert!(origin.seen().is_empty(), "no request arrived complete");
+    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200, "other clients are served");
 }

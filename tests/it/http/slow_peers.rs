@@ -1,4 +1,4 @@
-//! Dead, lying, stalling and greedy peers are answered or cut off in time.
+//! Dead, lying, stalling and greedy peers are answered or disconnected in time.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use http_body_util::{BodyExt, Channel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::{empty, h1, read_to_end};
-use crate::lab::{self, Ground, Lab, Origin, origin};
+use crate::lab::{self, Lab, LabBuilder, Origin, origin};
 
-async fn impatient() -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground
+async fn lab_with_short_timeouts() -> (Lab, Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder
         .proxy(&format!(
             "[proxy]\nheader_timeout = \"400ms\"\n[plans.p.raw]\nresponse_header_timeout = \"400ms\"\nidle_timeout = \"600ms\"\n{}plan = \"p\"\n",
             lab::allow_api(origin.port())
@@ -25,7 +25,7 @@ async fn impatient() -> (Lab, Origin) {
 
 #[tokio::test]
 async fn an_origin_that_is_down_or_lies_is_a_502() {
-    let ground = Ground::new().await;
+    let builder = LabBuilder::new().await;
     let down = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (silent, _) = origin::raw("never", b"").await;
     let (babbler, _) = origin::raw("", b"220 smtp.example ESMTP\r\n").await;
@@ -33,9 +33,9 @@ async fn an_origin_that_is_down_or_lies_is_a_502() {
     let (upgrader, _) =
         origin::raw("\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n").await;
     let (coder, _) = origin::raw("\r\n\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nxx").await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let ports = [down, silent, babbler, hangup, upgrader, coder];
-    let lab = ground
+    let lab = builder
         .proxy(&format!("[proxy]\nhandshake_timeout = \"400ms\"\n[integrations.a]\nallowed_domains = [\"api.test\"]\nports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"a\"]\n"))
         .await;
     let rows = [
@@ -57,15 +57,15 @@ async fn an_origin_that_is_down_or_lies_is_a_502() {
 
 #[tokio::test]
 async fn an_opaque_tunnel_to_an_origin_that_is_down_is_an_http_answer() {
-    let ground = Ground::new().await;
+    let builder = LabBuilder::new().await;
     let down = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let lab = ground
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let lab = builder
         .proxy(&format!("[integrations.a]\nallowed_domains = [\"api.test\"]\nports = [{down}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"a\"]\n"))
         .await;
     let (head, _) = lab.try_connect(&format!("api.test:{down}")).await;
     assert!(head.starts_with("HTTP/1.1 502") && head.contains("exeat-refusal: connect_failed"), "{head}");
-    lab.refused_only("connect_failed").await;
+    lab.assert_only_refused("connect_failed").await;
 }
 
 /// A listener whose backlog is full neither accepts nor refuses.
@@ -82,10 +82,10 @@ async fn an_origin_that_does_not_accept_is_a_504_within_connect_timeout() {
         let _ = filler.connect(&address.into());
         fillers.push(filler);
     }
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let lab =
-        ground.proxy(&format!("[upstream]\nconnect_timeout = \"300ms\"\n{}", lab::allow_api(address.port()))).await;
+        builder.proxy(&format!("[upstream]\nconnect_timeout = \"300ms\"\n{}", lab::allow_api(address.port()))).await;
     let start = Instant::now();
     lab.get(&format!("https://api.test:{}/", address.port())).await.assert_refused(504, "connect_timed_out");
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
@@ -93,7 +93,7 @@ async fn an_origin_that_does_not_accept_is_a_504_within_connect_timeout() {
 
 #[tokio::test]
 async fn an_origin_that_never_answers_is_a_504() {
-    let (lab, origin) = impatient().await;
+    let (lab, origin) = lab_with_short_timeouts().await;
     lab.get(&format!("https://api.test:{}/stall", origin.port())).await.assert_refused(504, "request_timed_out");
     let line = lab.ended(0).await;
     assert_eq!(
@@ -103,39 +103,36 @@ async fn an_origin_that_never_answers_is_a_504() {
 }
 
 #[tokio::test]
-async fn a_body_that_stalls_or_breaks_off_is_cut_and_never_looks_whole() {
-    let (lab, origin) = impatient().await;
+async fn a_stalled_or_aborted_body_never_looks_complete() {
+    let (lab, origin) = lab_with_short_timeouts().await;
     for (n, (path, code)) in
         [("/stall-body", "request_timed_out"), ("/cut", "upstream_protocol")].into_iter().enumerate()
     {
         let request = lab.absolute("GET", &format!("https://api.test:{}{path}", origin.port())).body(empty()).unwrap();
         let response = h1(lab.connect().await, request).await;
         assert_eq!(response.status(), 200);
-        assert!(
-            tokio::time::timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err(),
-            "{path}: no clean end"
-        );
+        assert!(tokio::time::timeout(lab::TIMEOUT, response.collect()).await.unwrap().is_err(), "{path}: no clean end");
         assert_eq!(lab.ended(n).await["code"], code, "{path}");
     }
 }
 
 #[tokio::test]
-async fn the_whole_exchange_has_a_time_where_the_plan_says_so() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground
+async fn an_exchange_has_a_timeout_if_the_plan_sets_one() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder
         .proxy(&format!("[plans.p.raw]\nrequest_timeout = \"500ms\"\n{}plan = \"p\"\n", lab::allow_api(origin.port())))
         .await;
     lab.get(&format!("https://api.test:{}/stall", origin.port())).await.assert_refused(504, "request_timed_out");
     let request = lab.absolute("GET", &format!("https://api.test:{}/stall-body", origin.port())).body(empty()).unwrap();
     let response = h1(lab.connect().await, request).await;
-    assert!(tokio::time::timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err());
+    assert!(tokio::time::timeout(lab::TIMEOUT, response.collect()).await.unwrap().is_err());
     assert_eq!(lab.ended(1).await["code"], "request_timed_out");
 }
 
 #[tokio::test]
 async fn a_client_that_stalls_is_closed_at_its_deadline() {
-    let (lab, origin) = impatient().await;
+    let (lab, origin) = lab_with_short_timeouts().await;
     // Half a head.
     let mut stream = lab.connect().await;
     stream.write_all(b"GET https://api.test/ HTTP/1.1\r\nHo").await.unwrap();
@@ -146,13 +143,13 @@ async fn a_client_that_stalls_is_closed_at_its_deadline() {
     let to = format!("api.test:{}", origin.port());
     let request = Request::builder().method("POST").uri("/sink").header("host", &to).body(body).unwrap();
     send.send_data(Bytes::from_static(b"half")).await.unwrap();
-    let reply = lab.inside(&to, request).await;
+    let reply = lab.send_in_tunnel(&to, request).await;
     reply.assert_refused(504, "request_timed_out");
     drop(send);
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_is_noted_and_its_origin_let_go() {
+async fn a_disconnected_client_is_logged_and_its_origin_connection_closed() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
@@ -164,11 +161,11 @@ async fn a_client_that_goes_away_is_noted_and_its_origin_let_go() {
 }
 
 #[tokio::test]
-async fn a_connection_over_the_limit_is_told_and_closed_and_the_others_go_on() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn a_connection_over_the_limit_is_answered_and_closed() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&format!("[proxy]\nmax_connections = 2\n{}", lab::allow_api(port))).await;
+    let lab = builder.proxy(&format!("[proxy]\nmax_connections = 2\n{}", lab::allow_api(port))).await;
     let to = format!("api.test:{port}");
     let (mut one, two) = (lab.h2(&to).await, lab.tunnel(&to).await);
     for n in 0..3 {
@@ -182,7 +179,7 @@ async fn a_connection_over_the_limit_is_told_and_closed_and_the_others_go_on() {
     assert_eq!(one.send_request(request).await.unwrap().status(), 200);
     drop(two);
     let start = Instant::now();
-    // The tunnel's place is free once its end has been noticed.
+    // The tunnel's place is free once the proxy has noticed its end.
     loop {
         let mut stream = lab.connect().await;
         stream
@@ -195,7 +192,7 @@ async fn a_connection_over_the_limit_is_told_and_closed_and_the_others_go_on() {
         if lab::client::read_head(&mut stream).await.starts_with("HTTP/1.1 200") {
             break;
         }
-        assert!(start.elapsed() < lab::PATIENCE, "the place stays taken");
+        assert!(start.elapsed() < lab::TIMEOUT, "the slot was not released");
     }
 }
 
@@ -215,19 +212,19 @@ async fn half_closed_clients_are_answered() {
     assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("hello\n"), "{reply}");
 }
 
-/// The size of the data that a client sends before it reads anything, in bytes: more than all buffers on the way hold.
+/// The number of bytes that a client sends before it reads: more than all buffers on the path can hold.
 const LARGE: usize = 8_000_000;
 
-/// A lab whose task may send hardly anything, and with this in `[proxy]`.
-async fn terse(more: &str) -> (Lab, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+/// Starts a lab with a very small limit on request bodies, and these keys in `[proxy]`.
+async fn lab_with_small_bodies(more: &str) -> (Lab, String) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let plan = "[plans.p.raw]\nmax_request_bytes = 2000\n";
-    let lab = ground.proxy(&format!("[proxy]\n{more}\n{plan}{}plan = \"p\"\n", lab::allow_api(origin.port()))).await;
+    let lab = builder.proxy(&format!("[proxy]\n{more}\n{plan}{}plan = \"p\"\n", lab::allow_api(origin.port()))).await;
     (lab, format!("api.test:{}", origin.port()))
 }
 
-/// The head of a request with a body of this length, in absolute form or in origin-form.
+/// Returns the head of a request with this framing, in absolute form or in origin form.
 fn upload(to: &str, absolute: bool, framing: &str) -> String {
     match absolute {
         true => format!(
@@ -238,7 +235,7 @@ fn upload(to: &str, absolute: bool, framing: &str) -> String {
     }
 }
 
-/// Writes all of it in such pieces before it reads, and takes no reset for an end.
+/// Writes everything in pieces of this size before it reads. A reset does not count as the end.
 async fn write_then_read(
     mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     head: &str,
@@ -255,15 +252,15 @@ async fn write_then_read(
     Ok(reply)
 }
 
-fn assert_told(reply: std::io::Result<String>, status: &str, code: &str, what: &str) {
+fn assert_delivered(reply: std::io::Result<String>, status: &str, code: &str, what: &str) {
     let reply = reply.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {reply}");
     assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")) && reply.ends_with("}\n"), "{what}: {reply}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_sends_all_before_it_reads_is_told_why_it_was_refused() {
-    let (lab, to) = terse("").await;
+async fn a_client_that_sends_before_it_reads_gets_the_refusal() {
+    let (lab, to) = lab_with_small_bodies("").await;
     let length = format!("Content-Length: {LARGE}\r\n");
     let mut n = 0;
     for _ in 0..25 {
@@ -277,8 +274,8 @@ async fn a_client_that_sends_all_before_it_reads_is_told_why_it_was_refused() {
                         false => write_then_read(lab.tls(&to, &["http/1.1"]).await, &head, step).await,
                     }
                 };
-                let reply = tokio::time::timeout(lab::PATIENCE, told).await.expect("an end");
-                assert_told(reply, "413", "request_too_large", &what);
+                let reply = tokio::time::timeout(lab::TIMEOUT, told).await.expect("an end");
+                assert_delivered(reply, "413", "request_too_large", &what);
                 let line = lab.ended(n).await;
                 assert_eq!(
                     (line["event"].as_str(), line["code"].as_str()),
@@ -293,8 +290,8 @@ async fn a_client_that_sends_all_before_it_reads_is_told_why_it_was_refused() {
 
 /// Other reasons to close a connection before its body has arrived.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_that_closes_is_told_to_who_sends_all_before_it_reads() {
-    let (lab, to) = terse("").await;
+async fn a_closing_refusal_reaches_a_client_that_sends_before_it_reads() {
+    let (lab, to) = lab_with_small_bodies("").await;
     let length = format!("Content-Length: {LARGE}\r\n");
     let rows = [
         (upload("evil.test:443", true, &length), "403", "host_not_allowed"),
@@ -309,21 +306,21 @@ async fn a_refusal_that_closes_is_told_to_who_sends_all_before_it_reads() {
     ];
     for (n, (head, status, code)) in rows.iter().enumerate() {
         let told = write_then_read(lab.connect().await, head, LARGE);
-        assert_told(tokio::time::timeout(lab::PATIENCE, told).await.expect("an end"), status, code, head);
+        assert_delivered(tokio::time::timeout(lab::TIMEOUT, told).await.expect("an end"), status, code, head);
         assert_eq!(lab.ended(n).await["code"], *code);
     }
-    let (lab, to) = terse("max_connections = 1").await;
+    let (lab, to) = lab_with_small_bodies("max_connections = 1").await;
     let _only = lab.tunnel(&to).await;
     let head = upload(&to, true, &length);
     let told = write_then_read(lab.connect().await, &head, LARGE);
-    assert_told(tokio::time::timeout(lab::PATIENCE, told).await.expect("an end"), "503", "overloaded", "no place");
+    assert_delivered(tokio::time::timeout(lab::TIMEOUT, told).await.expect("an end"), "503", "overloaded", "no place");
     assert_eq!(lab.ended(0).await["code"], "overloaded");
 }
 
-/// Our last words are no way to go on sending, nor to keep a place.
+/// The final answer neither lets a client continue to send nor keeps its place.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_sends_for_ever_is_cut_off() {
-    let (lab, to) = terse("").await;
+async fn a_client_that_sends_for_ever_is_disconnected() {
+    let (lab, to) = lab_with_small_bodies("").await;
     for (n, absolute) in [true, false].into_iter().enumerate() {
         let head = upload(&to, absolute, "Content-Length: 1000000000000\r\n");
         let endless = async |mut stream: Box<dyn Stream>| {
@@ -338,12 +335,12 @@ async fn a_client_that_sends_for_ever_is_cut_off() {
             true => Box::new(lab.connect().await),
             false => Box::new(lab.tls(&to, &["http/1.1"]).await),
         };
-        let sent = tokio::time::timeout(lab::PATIENCE, endless(stream)).await.expect("it is cut off");
-        // With what both kernels hold.
+        let sent = tokio::time::timeout(lab::TIMEOUT, endless(stream)).await.expect("disconnected");
+        // Includes the socket buffers of both ends.
         assert!(sent < 100_000_000, "{sent} bytes");
         assert_eq!(lab.ended(n).await["code"], "request_too_large");
     }
-    assert!(lab.daemon.shutdown().await, "nobody is waited for");
+    assert!(lab.daemon.shutdown().await, "the proxy does not wait");
 }
 
 trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin {}

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::lab::{Ground, KEY, Lab, PATIENCE, Reply};
+use crate::lab::{KEY, Lab, LabBuilder, Reply, TIMEOUT};
 
 const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello\n";
 
@@ -22,41 +22,44 @@ const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello\n";
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Act {
     Say(&'static [u8]),
-    /// Says so much, and closes.
+    /// Sends these bytes, and closes.
     SayAndClose(&'static [u8]),
-    /// Closes in order.
+    /// Closes with a FIN.
     Close,
     /// Closes with a reset.
     Reset,
-    /// Answers, and closes the idle connection at once without announcing it.
+    /// Answers, and immediately closes the idle connection without announcing it.
     SayThenClose(&'static [u8]),
-    /// Waits, and closes.
+    /// Closes after this time.
     CloseAfter(Duration),
     /// Never answers.
     Silence,
 }
 
-/// A request as it came: on which connection, as the how-manyeth there, and its bytes.
+/// A received request: its connection, its position on that connection, and its bytes.
 #[derive(Clone, Debug)]
-pub struct Came {
+pub struct Received {
     pub connection: usize,
     pub at: usize,
     pub text: String,
 }
 
-/// An origin of HTTP/1.1 that does as a script says, by connection and request on it, both counted from 0.
+/// An HTTP/1.1 origin that follows a script, by connection and request on it, both counted from 0.
 #[derive(Clone)]
 pub struct Script {
     pub port: u16,
-    came: Arc<Mutex<Vec<Came>>>,
+    came: Arc<Mutex<Vec<Received>>>,
 }
 
 impl Script {
     pub async fn start(act: impl Fn(usize, usize) -> Act + Send + Sync + 'static) -> Self {
-        Self::over(None, act).await
+        Self::start_with_tls(None, act).await
     }
 
-    pub async fn over(tls: Option<TlsAcceptor>, act: impl Fn(usize, usize) -> Act + Send + Sync + 'static) -> Self {
+    pub async fn start_with_tls(
+        tls: Option<TlsAcceptor>,
+        act: impl Fn(usize, usize) -> Act + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let script = Self { port, came: Arc::default() };
@@ -69,7 +72,7 @@ impl Script {
                 connection += 1;
                 tokio::spawn(async move {
                     let _ = stream.set_nodelay(true);
-                    // A reset is what closing does to what has not been read.
+                    // Closing a socket with unread data sends a reset.
                     let reset = |stream: &TcpStream| {
                         let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
                     };
@@ -87,7 +90,7 @@ impl Script {
         script
     }
 
-    pub fn came(&self) -> Vec<Came> {
+    pub fn received(&self) -> Vec<Received> {
         self.came.lock().unwrap().clone()
     }
 
@@ -99,13 +102,13 @@ impl Script {
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     connection: usize,
-    came: &Mutex<Vec<Came>>,
+    came: &Mutex<Vec<Received>>,
     act: impl Fn(usize) -> Act,
     reset: impl Fn(&S),
 ) {
     for at in 0.. {
         let Some(text) = request(&mut stream).await else { return };
-        came.lock().unwrap().push(Came { connection, at, text });
+        came.lock().unwrap().push(Received { connection, at, text });
         match act(at) {
             Act::Say(words) => {
                 if stream.write_all(words).await.is_err() {
@@ -131,7 +134,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// One request with its body, by its own framing. None at the end of the connection.
+/// Reads one request with its body, by its own framing. Returns `None` at the end of the connection.
 async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut text = Vec::new();
     while !text.ends_with(b"\r\n\r\n") {
@@ -151,14 +154,14 @@ async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
 }
 
 async fn lab_for(ports: &[u16], plan: &str) -> Lab {
-    let ground = Ground::new().await;
-    lab_on(ground, ports, plan).await
+    let builder = LabBuilder::new().await;
+    lab_on(builder, ports, plan).await
 }
 
-async fn lab_on(ground: Ground, ports: &[u16], plan: &str) -> Lab {
-    ground.dns.set("api.test", &["127.0.0.1"]);
+async fn lab_on(builder: LabBuilder, ports: &[u16], plan: &str) -> Lab {
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let bound: Vec<_> = ports.iter().map(|port| format!("api.test:{port}")).collect();
-    ground
+    builder
         .proxy(&format!(
             "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = {ports:?}\nplain_http = true\n\
              [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = {bound:?}\n\
@@ -176,33 +179,33 @@ async fn send(lab: &Lab, method: &str, url: &str, fields: &[(&str, &str)], body:
     lab.send(request.body(Full::new(Bytes::copy_from_slice(body.as_bytes()))).unwrap()).await
 }
 
-/// The lines that ended exchanges, once there are as many as requests.
+/// Waits until as many exchanges have ended as requests were sent, and returns their lines.
 async fn ended(lab: &Lab, count: usize) -> Vec<Value> {
     let _ = lab.ended(count - 1).await;
     lab.audit().await.into_iter().filter(|line| line["event"] != "decided").collect()
 }
 
-/// Sends GETs that are answered until one connection is kept, then the request: it may take more than one turn until
-/// the proxy has put the connection back. Returns its answer and its audit line.
+/// Sends GETs until one connection is kept, then the request. This may take several attempts, because the proxy returns
+/// the connection to the pool asynchronously. Returns the answer and the audit line.
 async fn on_a_kept_connection(
     lab: &Lab,
     script: &Script,
     request: impl AsyncFn() -> Reply,
     url: &str,
-) -> (Reply, Value, Vec<Came>) {
+) -> (Reply, Value, Vec<Received>) {
     let start = Instant::now();
     loop {
         let lines = ended_so_far(lab).await;
         assert_eq!(lab.get(url).await.status, 200);
         let _ = lab.ended(lines).await;
-        let before = script.came().len();
+        let before = script.received().len();
         let reply = request().await;
         let line = lab.ended(lines + 1).await;
-        let came = script.came().split_off(before);
+        let came = script.received().split_off(before);
         if came[0].at > 0 {
             return (reply, line, came);
         }
-        assert!(start.elapsed() < PATIENCE, "no connection was kept");
+        assert!(start.elapsed() < TIMEOUT, "no connection was kept");
     }
 }
 
@@ -211,22 +214,22 @@ async fn ended_so_far(lab: &Lab) -> usize {
 }
 
 /// Answers the first request on each connection, then does something else.
-fn once(then: Act) -> impl Fn(usize, usize) -> Act + Send + Sync + 'static {
+fn answer_once_then(then: Act) -> impl Fn(usize, usize) -> Act + Send + Sync + 'static {
     move |_, at| if at == 0 { Act::Say(HELLO) } else { then }
 }
 
 #[tokio::test]
-async fn an_idempotent_request_on_a_kept_connection_that_closes_is_sent_again_once() {
+async fn an_idempotent_request_is_retried_once_if_its_kept_connection_closes() {
     for tls in [false, true] {
         for end in [Act::Close, Act::Reset] {
-            let ground = Ground::new().await;
+            let builder = LabBuilder::new().await;
             let acceptor = tls.then(|| {
-                let mut config = ground.server_config("api.test").as_ref().clone();
+                let mut config = builder.server_config("api.test").as_ref().clone();
                 config.alpn_protocols = vec![b"http/1.1".to_vec()];
                 TlsAcceptor::from(Arc::new(config))
             });
-            let script = Script::over(acceptor, once(end)).await;
-            let lab = lab_on(ground, &[script.port], "").await;
+            let script = Script::start_with_tls(acceptor, answer_once_then(end)).await;
+            let lab = lab_on(builder, &[script.port], "").await;
             let scheme = if tls { "https" } else { "http" };
             let url = format!("{scheme}://api.test:{}/", script.port);
             let rows = [
@@ -255,22 +258,22 @@ async fn an_idempotent_request_on_a_kept_connection_that_closes_is_sent_again_on
                 );
                 assert_eq!(line["request_bytes"].as_u64(), Some(body.len() as u64), "{what}: {line}");
             }
-            // Each repetition is written down, and nothing else is called one.
+            // Each repetition is logged, and no other request is logged as one.
             let lines = lab.audit().await;
             let count = |event: &str, field: &str| {
                 lines.iter().filter(|line| line["event"] == event && line.get(field).is_some()).count()
             };
-            assert_eq!(script.came().len(), count("closed", "id") + count("closed", "repeated"), "{lines:#?}");
+            assert_eq!(script.received().len(), count("closed", "id") + count("closed", "repeated"), "{lines:#?}");
         }
     }
 }
 
-/// Method, fields and body.
+/// The method, fields and body.
 type Row = (&'static str, &'static [(&'static str, &'static str)], &'static str);
 
 #[tokio::test]
-async fn other_requests_are_never_sent_again() {
-    let script = Script::start(once(Act::Close)).await;
+async fn other_requests_are_never_retried() {
+    let script = Script::start(answer_once_then(Act::Close)).await;
     let url = script.url();
     let lab = lab_for(&[script.port], "").await;
     let rows: [Row; 8] = [
@@ -280,7 +283,7 @@ async fn other_requests_are_never_sent_again() {
         ("PURGE", &[], ""),
         ("PROPFIND", &[], ""),
         ("get", &[], ""),
-        // The origin may take it for a POST.
+        // The origin may process it as a POST.
         ("GET", &[("X-HTTP-Method-Override", "POST")], ""),
         ("PUT", &[("x_method_override", "PATCH")], "{}"),
     ];
@@ -293,10 +296,10 @@ async fn other_requests_are_never_sent_again() {
     }
 }
 
-/// Also the second time a field's name keeps its case.
+/// The second copy keeps the case of field names too.
 #[tokio::test]
-async fn a_repetition_is_the_same_to_the_letter() {
-    let script = Script::start(once(Act::Close)).await;
+async fn a_retry_is_identical() {
+    let script = Script::start(answer_once_then(Act::Close)).await;
     let (url, lab) = (script.url(), lab_for(&[script.port], "").await);
     let request = async || {
         let host = format!("api.test:{}", script.port);
@@ -316,10 +319,10 @@ async fn a_repetition_is_the_same_to_the_letter() {
     assert_eq!(came[0].text, came[1].text);
 }
 
-/// A body that is still coming is not held, whatever the method.
+/// A body that is still arriving is not buffered, whatever the method.
 #[tokio::test]
-async fn a_body_that_is_on_its_way_is_not_sent_again() {
-    let script = Script::start(once(Act::Close)).await;
+async fn a_request_with_an_incomplete_body_is_not_retried() {
+    let script = Script::start(answer_once_then(Act::Close)).await;
     let url = script.url();
     let lab = lab_for(&[script.port], "").await;
     let request = async || {
@@ -337,9 +340,9 @@ async fn a_body_that_is_on_its_way_is_not_sent_again() {
 
 /// After one byte of a response, the origin is known to have received the request.
 #[tokio::test]
-async fn a_request_with_the_first_byte_of_an_answer_is_not_sent_again() {
+async fn a_request_with_a_partial_answer_is_not_retried() {
     for cut in 0..HELLO.len() {
-        let script = Script::start(once(Act::SayAndClose(&HELLO[..cut]))).await;
+        let script = Script::start(answer_once_then(Act::SayAndClose(&HELLO[..cut]))).await;
         let url = script.url();
         let lab = lab_for(&[script.port], "").await;
         let head = HELLO.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
@@ -347,7 +350,7 @@ async fn a_request_with_the_first_byte_of_an_answer_is_not_sent_again() {
             let host = url.trim_start_matches("http://").trim_end_matches('/');
             let text =
                 lab.raw(&format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}Connection: close\r\n\r\n")).await;
-            // Where the body is cut, the connection closes, with or without the head.
+            // If the body is cut, the connection closes, with or without the head.
             let status = text.split(' ').nth(1).map_or(200, |status| status.parse().unwrap());
             Reply {
                 status: http::StatusCode::from_u16(status).unwrap(),
@@ -369,7 +372,7 @@ async fn a_request_with_the_first_byte_of_an_answer_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_new_connection_that_fails_ends_the_exchange() {
-    // The first connection is kept and then closed; all later ones are closed at once.
+    // The first connection is kept and then closed; all later ones are closed immediately.
     let script = Script::start(|connection, at| match (connection, at) {
         (0, 0) => Act::Say(HELLO),
         _ => Act::Close,
@@ -380,26 +383,26 @@ async fn a_new_connection_that_fails_ends_the_exchange() {
     // Until the kept connection has been used, an answer may come from a new one.
     assert_eq!(lab.get(&script.url()).await.status, 200);
     let mut came = 1;
-    while script.came().iter().all(|one| one.connection != 0 || one.at == 0) {
-        assert!(start.elapsed() < PATIENCE);
-        came = script.came().len();
+    while script.received().iter().all(|one| one.connection != 0 || one.at == 0) {
+        assert!(start.elapsed() < TIMEOUT);
+        came = script.received().len();
         lab.get(&script.url()).await.assert_refused(502, "upstream_protocol");
     }
-    assert_eq!(script.came().len(), came + 2, "once on the kept connection, once on a new one");
+    assert_eq!(script.received().len(), came + 2, "once on the kept connection, once on a new one");
     let lines = ended(&lab, came + 1).await;
     let last = lines.last().unwrap();
     assert_eq!((last["code"].as_str(), last["repeated"].as_bool()), (Some("upstream_protocol"), Some(true)), "{last}");
     // From now on every connection is new, and no request is sent twice.
-    let before = script.came().len();
+    let before = script.received().len();
     for _ in 0..5 {
         lab.get(&script.url()).await.assert_refused(502, "upstream_protocol");
     }
-    assert_eq!(script.came().len(), before + 5);
+    assert_eq!(script.received().len(), before + 5);
     assert!(ended(&lab, came + 6).await.iter().skip(came + 1).all(|line| line.get("repeated").is_none()));
 }
 
 #[tokio::test]
-async fn a_repetition_does_not_begin_the_time_of_the_request_anew() {
+async fn a_retry_does_not_restart_the_timeout() {
     let script = Script::start(|connection, at| match (connection, at) {
         (_, 1) => Act::CloseAfter(Duration::from_millis(1_500)),
         (0, 0) => Act::Say(HELLO),
@@ -423,15 +426,15 @@ async fn a_repetition_does_not_begin_the_time_of_the_request_anew() {
     }
 }
 
-/// A credential goes along both times, and is paid for once.
+/// Both copies carry the credential, which is charged once.
 #[tokio::test]
-async fn a_repetition_costs_nothing_more() {
-    let ground = Ground::new().await;
-    let mut config = ground.server_config("api.test").as_ref().clone();
+async fn a_retry_is_free() {
+    let builder = LabBuilder::new().await;
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let script = Script::over(Some(Arc::new(config).into()), once(Act::Close)).await;
+    let script = Script::start_with_tls(Some(Arc::new(config).into()), answer_once_then(Act::Close)).await;
     let url = format!("https://api.test:{}/", script.port);
-    let lab = lab_on(ground, &[script.port], "").await;
+    let lab = lab_on(builder, &[script.port], "").await;
     let request = async || send(&lab, "GET", &url, &[("exeat-credential", "KEY")], "").await;
     let (reply, line, came) = on_a_kept_connection(&lab, &script, request, &url).await;
     assert_eq!(reply.status, 200);
@@ -442,22 +445,22 @@ async fn a_repetition_costs_nothing_more() {
     assert_eq!(lines.iter().filter(|line| line["id"] == *id).count(), 2, "decided and closed, once each");
 }
 
-/// The head has gone out the first time, so it is paid for, also where there is nobody to repeat it to.
+/// The head was sent the first time, so it is charged even if the repetition fails to connect.
 #[tokio::test]
-async fn a_repetition_that_finds_nobody_is_still_paid_for() {
-    let ground = Ground::new().await;
-    let mut config = ground.server_config("api.test").as_ref().clone();
+async fn a_failed_retry_is_still_charged() {
+    let builder = LabBuilder::new().await;
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let tls = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let lab = lab_on(ground, &[port], "").await;
+    let lab = lab_on(builder, &[port], "").await;
     let origin = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = tls.accept(stream).await.unwrap();
         for _ in 0..20 {
             request(&mut stream).await.unwrap();
-            // Requests that find the connection not yet put back have to be turned away.
+            // Requests sent before the connection has returned to the pool open new ones, which are not served.
             let mut others = Vec::new();
             stream.write_all(HELLO).await.unwrap();
             tokio::select! {
@@ -474,7 +477,7 @@ async fn a_repetition_that_finds_nobody_is_still_paid_for() {
     });
     let url = format!("https://api.test:{port}/");
     assert_eq!(lab.get(&url).await.status, 200);
-    // The proxy puts the connection back a moment after the answer's end.
+    // The proxy returns the connection to the pool shortly after the end of the answer.
     tokio::time::sleep(Duration::from_millis(300)).await;
     send(&lab, "GET", &url, &[("exeat-credential", "KEY")], "").await.assert_refused(502, "connect_failed");
     assert_eq!(origin.await.unwrap(), 0);
@@ -482,11 +485,11 @@ async fn a_repetition_that_finds_nobody_is_still_paid_for() {
     assert_eq!((line["credits"].as_f64(), line["repeated"].as_bool()), (Some(0.5), Some(true)), "{line}");
 }
 
-/// Many at a time, on connections that close as they like: no GET fails, none is sent more than twice.
+/// Many at a time, on connections that close at any moment: no GET fails, and none is sent more than twice.
 #[tokio::test]
-async fn no_get_fails_on_an_origin_that_closes_idle_connections_without_warning() {
+async fn no_get_fails_if_idle_connections_close_without_warning() {
     const COUNT: usize = 2_000;
-    // Every seventh connection is closed behind its first answer, every fifth at its second request.
+    // Every seventh connection is closed after its first answer, every fifth at its second request.
     let script = Script::start(|connection, at| match (connection % 7, connection % 5, at) {
         (0, _, 0) => Act::SayThenClose(HELLO),
         (_, 0, 1) => Act::Close,
@@ -504,15 +507,15 @@ async fn no_get_fails_on_an_origin_that_closes_idle_connections_without_warning(
     let lines = ended(&lab, COUNT).await;
     let repeated = lines.iter().filter(|line| line["repeated"] == true).count();
     assert_eq!(failed, 0, "of {COUNT}; {repeated} were repeated");
-    let came = script.came();
+    let came = script.received();
     let times = |n: usize| came.iter().filter(|one| one.text.starts_with(&format!("GET /{n} "))).count();
     assert!((0..COUNT).all(|n| (1..=2).contains(&times(n))), "once, or once more");
     assert!(repeated > 0 && came.len() <= COUNT + repeated, "{repeated} {}", came.len());
 }
 
-/// An origin whose idle connections live for a random time, up to 20 ms, and that needs half a millisecond to close one: what
-/// arrives within is lost. The first request on a connection is always answered.
-async fn restless() -> u16 {
+/// Starts an origin whose idle connections live for a random time of up to 20 ms and take half a millisecond to close.
+/// Requests that arrive while one closes are lost. The first request on a connection is always answered.
+async fn random_idle_origin() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut random = 1_u64;
@@ -525,7 +528,7 @@ async fn restless() -> u16 {
             let _ = stream.set_nodelay(true);
             let lives: Vec<_> = (0..100).map(|_| Duration::from_micros(next() % 20_000)).collect();
             tokio::spawn(async move {
-                for idle in std::iter::once(PATIENCE).chain(lives) {
+                for idle in std::iter::once(TIMEOUT).chain(lives) {
                     if tokio::time::timeout(idle, stream.peek(&mut [0])).await.is_err() {
                         tokio::time::sleep(Duration::from_micros(500)).await;
                         return;
@@ -540,12 +543,12 @@ async fn restless() -> u16 {
     port
 }
 
-/// Also a request that meets the end of its connection in the very moment in which it is handed over gets its answer: it
-/// used to wait until its time was over, one in some twenty thousand.
+/// A request that is handed to its connection at the moment the connection ends gets its answer too. It used to wait
+/// for its timeout, about one time in twenty thousand.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn no_get_fails_or_waits_on_connections_that_close_at_random() {
+async fn no_get_fails_or_hangs_if_connections_close_at_random() {
     const COUNT: usize = 5_000;
-    let port = restless().await;
+    let port = random_idle_origin().await;
     let lab = lab_for(&[port], "").await;
     let get = |n: usize| {
         let (lab, url) = (&lab, format!("http://api.test:{port}/{n}"));
@@ -563,18 +566,18 @@ async fn no_get_fails_or_waits_on_connections_that_close_at_random() {
     assert!(lines.iter().all(|line| line["latency_ms"].as_f64().unwrap() < 5_000.0));
 }
 
-/// One frame of HTTP/2.
+/// Encodes an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The way an h2 origin leaves its second stream, and what comes of it.
+/// The way in which an h2 origin ends its second stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Leave {
-    /// GOAWAY that names the first stream as the last (RFC 9113 §6.8).
+enum Ending {
+    /// GOAWAY with the first stream as the last one (RFC 9113 §6.8).
     Behind,
-    /// GOAWAY that includes the stream, and the end.
+    /// GOAWAY that includes the stream, followed by the end of the connection.
     With,
     /// RST_STREAM with this code.
     Refuse(u32),
@@ -582,10 +585,10 @@ enum Leave {
     Close,
 }
 
-/// An h2 origin in raw frames: it answers the first stream of each connection and leaves with the second. Returns its
-/// port, and how many heads came on each connection.
-async fn h2_origin(ground: &Ground, leave: Leave, all: bool) -> (u16, Arc<Mutex<Vec<usize>>>) {
-    let mut config = ground.server_config("api.test").as_ref().clone();
+/// Starts an h2 origin that writes raw frames. It answers the first stream of each connection and ends at the second.
+/// Returns its port, and the number of heads on each connection.
+async fn h2_origin(builder: &LabBuilder, leave: Ending, all: bool) -> (u16, Arc<Mutex<Vec<usize>>>) {
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let tls = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -622,19 +625,19 @@ async fn h2_origin(ground: &Ground, leave: Leave, all: bool) -> (u16, Arc<Mutex<
                     }
                     seen.lock().unwrap()[number] += 1;
                     if stream == 1 && !(all && number > 0) {
-                        // `:status: 200`, and nothing else.
+                        // `:status: 200` and no other field.
                         let _ = io.write_all(&frame(1, 5, stream, &[0x88])).await;
                         continue;
                     }
                     let last = |id: u32| [&id.to_be_bytes()[..], &0_u32.to_be_bytes()].concat();
                     let _ = match leave {
-                        Leave::Behind => io.write_all(&frame(7, 0, 0, &last(stream.saturating_sub(2)))).await,
-                        Leave::With => io.write_all(&frame(7, 0, 0, &last(stream))).await,
-                        Leave::Refuse(code) => io.write_all(&frame(3, 0, stream, &code.to_be_bytes())).await,
-                        Leave::Close => Ok(()),
+                        Ending::Behind => io.write_all(&frame(7, 0, 0, &last(stream.saturating_sub(2)))).await,
+                        Ending::With => io.write_all(&frame(7, 0, 0, &last(stream))).await,
+                        Ending::Refuse(code) => io.write_all(&frame(3, 0, stream, &code.to_be_bytes())).await,
+                        Ending::Close => Ok(()),
                     };
                     let _ = io.flush().await;
-                    if matches!(leave, Leave::With | Leave::Close) {
+                    if matches!(leave, Ending::With | Ending::Close) {
                         let _ = io.shutdown().await;
                         return;
                     }
@@ -646,28 +649,28 @@ async fn h2_origin(ground: &Ground, leave: Leave, all: bool) -> (u16, Arc<Mutex<
 }
 
 #[tokio::test]
-async fn what_an_h2_origin_has_not_processed_is_sent_again_and_nothing_else_is() {
+async fn only_unprocessed_h2_requests_are_retried() {
     const REFUSED_STREAM: u32 = 7;
     let rows = [
-        (Leave::Behind, "GET", "", true),
-        (Leave::Behind, "POST", "held", true),
-        (Leave::Behind, "PATCH", "held", true),
-        (Leave::Behind, "PURGE", "", true),
-        (Leave::Refuse(REFUSED_STREAM), "GET", "", true),
-        (Leave::Refuse(REFUSED_STREAM), "POST", "held", true),
-        (Leave::With, "GET", "", true),
-        (Leave::With, "PUT", "held", true),
-        (Leave::With, "POST", "held", false),
-        (Leave::Close, "GET", "", true),
-        (Leave::Close, "POST", "held", false),
-        // Streams that were cancelled or failed were processed, and answered by that (RFC 9113 §7).
-        (Leave::Refuse(8), "GET", "", false),
-        (Leave::Refuse(2), "GET", "", false),
+        (Ending::Behind, "GET", "", true),
+        (Ending::Behind, "POST", "held", true),
+        (Ending::Behind, "PATCH", "held", true),
+        (Ending::Behind, "PURGE", "", true),
+        (Ending::Refuse(REFUSED_STREAM), "GET", "", true),
+        (Ending::Refuse(REFUSED_STREAM), "POST", "held", true),
+        (Ending::With, "GET", "", true),
+        (Ending::With, "PUT", "held", true),
+        (Ending::With, "POST", "held", false),
+        (Ending::Close, "GET", "", true),
+        (Ending::Close, "POST", "held", false),
+        // Streams that were cancelled or failed count as processed (RFC 9113 §7).
+        (Ending::Refuse(8), "GET", "", false),
+        (Ending::Refuse(2), "GET", "", false),
     ];
     for (leave, method, body, is_repeated) in rows {
-        let ground = Ground::new().await;
-        let (port, heads) = h2_origin(&ground, leave, false).await;
-        let lab = lab_on(ground, &[port], "").await;
+        let builder = LabBuilder::new().await;
+        let (port, heads) = h2_origin(&builder, leave, false).await;
+        let lab = lab_on(builder, &[port], "").await;
         let url = format!("https://api.test:{port}/");
         assert_eq!(lab.get(&url).await.status, 200);
         let reply = send(&lab, method, &url, &[], body).await;
@@ -686,11 +689,11 @@ async fn what_an_h2_origin_has_not_processed_is_sent_again_and_nothing_else_is()
 }
 
 #[tokio::test]
-async fn an_h2_origin_that_refuses_again_is_not_asked_a_third_time() {
-    for leave in [Leave::Behind, Leave::Refuse(7), Leave::Close] {
-        let ground = Ground::new().await;
-        let (port, heads) = h2_origin(&ground, leave, true).await;
-        let lab = lab_on(ground, &[port], "").await;
+async fn an_h2_request_is_retried_only_once() {
+    for leave in [Ending::Behind, Ending::Refuse(7), Ending::Close] {
+        let builder = LabBuilder::new().await;
+        let (port, heads) = h2_origin(&builder, leave, true).await;
+        let lab = lab_on(builder, &[port], "").await;
         let url = format!("https://api.test:{port}/");
         assert_eq!(lab.get(&url).await.status, 200);
         lab.get(&url).await.assert_refused(502, "upstream_protocol");
@@ -700,14 +703,14 @@ async fn an_h2_origin_that_refuses_again_is_not_asked_a_third_time() {
     }
 }
 
-/// Many streams that end with their connection: each is sent again once at most, and what was not answered says why.
+/// Many streams that end with their connection: each is sent again at most once, and unanswered ones report the reason.
 #[tokio::test]
-async fn many_streams_that_end_together_are_each_sent_again_once_at_most() {
+async fn each_stream_of_a_lost_connection_is_retried_at_most_once() {
     const COUNT: usize = 40;
-    for leave in [Leave::Behind, Leave::With, Leave::Close, Leave::Refuse(7)] {
-        let ground = Ground::new().await;
-        let (port, heads) = h2_origin(&ground, leave, false).await;
-        let lab = lab_on(ground, &[port], "").await;
+    for leave in [Ending::Behind, Ending::With, Ending::Close, Ending::Refuse(7)] {
+        let builder = LabBuilder::new().await;
+        let (port, heads) = h2_origin(&builder, leave, false).await;
+        let lab = lab_on(builder, &[port], "").await;
         let url = format!("https://api.test:{port}/");
         assert_eq!(lab.get(&url).await.status, 200);
         let replies: Vec<_> = iter(0..COUNT).map(|_| lab.get(&url)).buffer_unordered(8).collect().await;
@@ -722,12 +725,12 @@ async fn many_streams_that_end_together_are_each_sent_again_once_at_most() {
     }
 }
 
-/// A body that the client is still sending cannot be sent again, also where nothing of it was processed.
+/// A body that the client is still sending cannot be sent again, even if the origin processed none of it.
 #[tokio::test]
-async fn an_h2_stream_with_a_body_on_its_way_is_not_repeated() {
-    let ground = Ground::new().await;
-    let (port, heads) = h2_origin(&ground, Leave::Refuse(7), false).await;
-    let lab = lab_on(ground, &[port], "").await;
+async fn an_h2_request_with_an_incomplete_body_is_not_retried() {
+    let builder = LabBuilder::new().await;
+    let (port, heads) = h2_origin(&builder, Ending::Refuse(7), false).await;
+    let lab = lab_on(builder, &[port], "").await;
     let url = format!("https://api.test:{port}/");
     assert_eq!(lab.get(&url).await.status, 200);
     let (mut sender, body) = Channel::<Bytes>::new(4);

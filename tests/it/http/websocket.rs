@@ -1,4 +1,4 @@
-//! WebSockets: on every way in, checked on both sides, looked through, and no longer open than allowed.
+//! WebSockets: by every way in, checked on both sides, scanned, and limited in time.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,9 +14,9 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::lab::client::{auth, read_head};
-use crate::lab::{self, Ground, KEY, Lab, PATIENCE};
+use crate::lab::{self, KEY, Lab, LabBuilder, TIMEOUT};
 
-/// An origin that echoes, and what it has seen.
+/// An origin that echoes messages and records them.
 pub struct Echo {
     pub port: u16,
     handshakes: Arc<Mutex<Vec<HeaderMap>>>,
@@ -24,11 +24,11 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// For `api.test`, over TLS with these protocols offered, or in the clear.
-    pub async fn start(ground: &Ground, alpn: Option<&[&str]>) -> Self {
-        ground.dns.set("api.test", &["127.0.0.1"]);
+    /// Starts the origin for `api.test`, over TLS with these protocols offered, or without TLS.
+    pub async fn start(builder: &LabBuilder, alpn: Option<&[&str]>) -> Self {
+        builder.dns.set("api.test", &["127.0.0.1"]);
         let tls = alpn.map(|alpn| {
-            let mut config = ground.server_config("api.test").as_ref().clone();
+            let mut config = builder.server_config("api.test").as_ref().clone();
             config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
             TlsAcceptor::from(Arc::new(config))
         });
@@ -53,7 +53,7 @@ impl Echo {
         echo
     }
 
-    /// Lets go of what it has seen.
+    /// Drops the recorded messages.
     pub fn forget(&self) {
         self.messages.lock().unwrap().clear();
         self.handshakes.lock().unwrap().clear();
@@ -64,7 +64,8 @@ impl Echo {
     }
 }
 
-/// Echoes data; `tell` says a field of the handshake in pieces, `pour` never stops talking, `die` hangs up.
+/// Echoes data. At `tell` it sends a field of the handshake in pieces, at `pour` it sends without end, at `die` it
+/// disconnects.
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     handshakes: Arc<Mutex<Vec<HeaderMap>>>,
@@ -127,7 +128,7 @@ pub fn ask(url: &str, fields: &[(&str, &str)]) -> Request<()> {
 type Socket<S> = WebSocketStream<S>;
 
 impl Lab {
-    /// A WebSocket inside a tunnel of its own.
+    /// Opens a WebSocket in a tunnel of its own.
     async fn socket(&self, port: u16, fields: &[(&str, &str)]) -> Socket<impl AsyncRead + AsyncWrite + Unpin + use<>> {
         let tls = self.tls(&format!("api.test:{port}"), &["http/1.1"]).await;
         client_async(ask(&format!("wss://api.test:{port}/ws"), fields), tls).await.unwrap().0
@@ -135,7 +136,7 @@ impl Lab {
 }
 
 async fn next<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<Result<Message, Error>> {
-    tokio::time::timeout(PATIENCE, socket.next()).await.expect("something comes")
+    tokio::time::timeout(TIMEOUT, socket.next()).await.expect("a message arrives")
 }
 
 /// Returns the code of the close frame, which must be the last frame.
@@ -149,7 +150,7 @@ async fn closed_with<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) 
     }
 }
 
-/// Messages of every kind come back as they were sent, and the socket closes as it should.
+/// Asserts that messages of every kind are echoed, and that the socket closes cleanly.
 async fn chat<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) {
     let long = "x".repeat(70_000);
     for message in [Message::text("hello"), Message::binary(vec![0, 255, 128]), Message::text(long), Message::text("")]
@@ -172,13 +173,13 @@ fn allow(port: u16, more: &str) -> String {
     )
 }
 
-/// An origin that reads the field opens another endpoint than the one that was judged.
+/// An origin that reads the field would open another endpoint than the one that was checked.
 #[tokio::test]
-async fn no_handshake_names_another_path() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+async fn no_handshake_field_names_another_path() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
     let paths = allow(echo.port, "").replace("plain_http = true", "paths = [\"/ws\"]");
-    let lab = ground.proxy(&paths).await;
+    let lab = builder.proxy(&paths).await;
     let mut socket = lab.socket(echo.port, &[("X-Original-URL", "/admin"), ("x-kept", "1")]).await;
     chat(&mut socket).await;
     let seen = echo.handshakes.lock().unwrap()[0].clone();
@@ -186,16 +187,16 @@ async fn no_handshake_names_another_path() {
     assert_eq!(lab.ended(0).await["path"], "/ws");
 }
 
-/// Held messages have a size limit; one that stalls is evicted for the next.
+/// Held messages have a size limit; a stalled one is evicted to make room for the next.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_stalls_is_given_up_where_its_room_is_needed() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "")).await;
+async fn a_stalled_message_is_evicted_for_another() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "")).await;
     let begun = |length| Message::Frame(Frame::message("x".repeat(length), OpCode::Data(Data::Text), false));
     let mut first = lab.socket(echo.port, &[]).await;
     first.send(begun(950_000)).await.unwrap();
-    // All of it has come before the others begin.
+    // All of it has arrived before the others begin.
     first.send(Message::Ping("is it there".into())).await.unwrap();
     assert_eq!(next(&mut first).await.unwrap().unwrap(), Message::Pong("is it there".into()));
     let mut others = Vec::new();
@@ -207,13 +208,13 @@ async fn a_message_that_stalls_is_given_up_where_its_room_is_needed() {
     let since = std::time::Instant::now();
     let closed = closed_with(&mut first);
     tokio::pin!(closed);
-    // Until one has stalled, what has no room goes behind a lag.
+    // Until one message has stalled, those without room are sent with a lag.
     let code = loop {
-        assert!(since.elapsed() < PATIENCE);
+        assert!(since.elapsed() < TIMEOUT);
         let mut socket = lab.socket(echo.port, &[]).await;
         socket.send(begun(950_000)).await.unwrap();
         socket.send(Message::Ping("is it there".into())).await.unwrap();
-        // Behind a lag, a ping waits for the rest of the message.
+        // In a lagging stream, a ping waits for the rest of the message.
         tokio::select! {
             code = &mut closed => break code,
             pong = tokio::time::timeout(std::time::Duration::from_millis(100), next(&mut socket)) => if let Ok(pong) = pong {
@@ -225,7 +226,7 @@ async fn a_message_that_stalls_is_given_up_where_its_room_is_needed() {
     // The line is written once both sides have ended.
     let since = std::time::Instant::now();
     while !lab.audit().await.iter().any(|line| line["code"] == "overloaded") {
-        assert!(since.elapsed() < PATIENCE);
+        assert!(since.elapsed() < TIMEOUT);
     }
     chat(&mut lab.socket(echo.port, &[]).await).await;
 }
@@ -233,13 +234,13 @@ async fn a_message_that_stalls_is_given_up_where_its_room_is_needed() {
 #[tokio::test]
 async fn messages_pass_on_every_way_in() {
     for way in ["tunnel", "absolute", "plain tunnel", "plain absolute"] {
-        let ground = Ground::new().await;
-        // An origin that would rather speak h2 is not asked to.
+        let builder = LabBuilder::new().await;
+        // The proxy does not negotiate h2 for a WebSocket, even if the origin prefers it.
         let tls: Option<&[&str]> = if way.starts_with("plain") { None } else { Some(&["h2", "http/1.1"]) };
-        let echo = Echo::start(&ground, tls).await;
-        // A limit of answers' bodies is none of messages.
+        let echo = Echo::start(&builder, tls).await;
+        // The limit on response bodies does not apply to messages.
         let limited = allow(echo.port, "plan = \"p\"\n[plans.p.raw]\nmax_response_bytes = 1\n");
-        let lab = ground.proxy(&limited).await;
+        let lab = builder.proxy(&limited).await;
         let host = format!("api.test:{}", echo.port);
         let token = auth();
         let authorized = [("proxy-authorization", token.as_str())];
@@ -250,7 +251,7 @@ async fn messages_pass_on_every_way_in() {
                 chat(&mut client_async(request, lab.tunnel(&host).await).await.unwrap().0).await;
             }
             _ => {
-                // The library writes origin-form only, so the head is written here.
+                // The client library writes the origin form only, so the test writes the head itself.
                 let scheme = if way == "absolute" { "https" } else { "http" };
                 let mut stream = lab.connect().await;
                 let request = ask(&format!("{scheme}://{host}/ws"), &authorized);
@@ -280,10 +281,10 @@ async fn messages_pass_on_every_way_in() {
 }
 
 #[tokio::test]
-async fn protocols_are_passed_on_and_extensions_are_not_asked_for() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "")).await;
+async fn protocols_are_forwarded_and_extensions_are_not() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "")).await;
     let fields = [("sec-websocket-protocol", "chat, superchat"), ("sec-websocket-extensions", "permessage-deflate")];
     chat(&mut lab.socket(echo.port, &fields).await).await;
     let seen = echo.handshakes.lock().unwrap()[0].clone();
@@ -291,11 +292,12 @@ async fn protocols_are_passed_on_and_extensions_are_not_asked_for() {
     assert!(!seen.contains_key("sec-websocket-extensions"), "{seen:?}");
 }
 
-/// The head of the answer to a handshake with these fields, from an origin that says these words.
+/// Performs a handshake with these fields and an origin that sends these bytes. Returns the head of the answer and the
+/// audit line.
 async fn handshake(words: &'static [u8], fields: &str) -> (String, serde_json::Value) {
-    let ground = Ground::new().await;
-    let (port, _) = lab::origin::raw_tls(&ground, "api.test", words).await;
-    let lab = ground.proxy(&allow(port, "")).await;
+    let builder = LabBuilder::new().await;
+    let (port, _) = lab::origin::raw_tls(&builder, "api.test", words).await;
+    let lab = builder.proxy(&allow(port, "")).await;
     let mut tls = lab.tls(&format!("api.test:{port}"), &["http/1.1"]).await;
     tls.write_all(format!("GET /ws HTTP/1.1\r\nHost: api.test:{port}\r\n{fields}\r\n").as_bytes()).await.unwrap();
     let head = read_head(&mut tls).await;
@@ -306,7 +308,7 @@ async fn handshake(words: &'static [u8], fields: &str) -> (String, serde_json::V
 const GOOD: &str = "Connection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
 #[tokio::test]
-async fn an_origin_that_agrees_to_something_else_is_refused() {
+async fn refuses_an_invalid_upgrade_of_the_origin() {
     let rows: [(&[u8], &str); 9] = [
         (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n", "101"),
         (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: AAAAAAAAAAAAAAAAAAAAAAAAAAA=\r\n\r\n", "502"),
@@ -327,7 +329,7 @@ async fn an_origin_that_agrees_to_something_else_is_refused() {
 }
 
 #[tokio::test]
-async fn a_switch_that_nobody_may_agree_to_is_refused_or_not_passed_on() {
+async fn other_upgrades_are_refused_or_not_forwarded() {
     const WORDS: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
     let rows = [
         ("another version", GOOD.replace("13", "12"), "400"),
@@ -347,7 +349,7 @@ async fn a_switch_that_nobody_may_agree_to_is_refused_or_not_passed_on() {
         let (head, _) = handshake(WORDS, &fields).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {head}");
     }
-    // A protocol that nobody asked for is no answer either.
+    // A switch to a protocol that was not requested is refused too.
     let (head, line) = handshake(b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "").await;
     assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
     assert_eq!(line["code"], "upstream_protocol");
@@ -378,9 +380,9 @@ async fn a_key_in_a_message_closes_the_socket() {
         ],
     ];
     for messages in rows {
-        let ground = Ground::new().await;
-        let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-        let lab = ground.proxy(&with_key(echo.port)).await;
+        let builder = LabBuilder::new().await;
+        let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+        let lab = builder.proxy(&with_key(echo.port)).await;
         let mut socket = lab.socket(echo.port, &[]).await;
         for message in &messages {
             socket.send(message.clone()).await.unwrap();
@@ -395,12 +397,12 @@ async fn a_key_in_a_message_closes_the_socket() {
     }
 }
 
-/// A find in a message stops the execution: its other sockets, what comes next in a tunnel, and new tunnels.
+/// A find in a message stops the execution: its other sockets, later requests in a tunnel, and new tunnels.
 #[tokio::test]
 async fn a_key_in_a_message_counts_as_a_find() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&format!("[leak]\nmax_finds = 1\n{}", with_key(echo.port))).await;
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&format!("[leak]\nmax_finds = 1\n{}", with_key(echo.port))).await;
     let (mut talking, mut silent) = (lab.socket(echo.port, &[]).await, lab.socket(echo.port, &[]).await);
     talking.send(Message::text(KEY)).await.unwrap();
     assert_eq!(closed_with(&mut silent).await, Some(1008));
@@ -413,10 +415,10 @@ async fn a_key_in_a_message_counts_as_a_find() {
 }
 
 #[tokio::test]
-async fn a_key_that_comes_back_is_overwritten() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&with_key(echo.port)).await;
+async fn a_returned_key_is_redacted() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&with_key(echo.port)).await;
     let tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
     let (mut socket, answer) = client_async(ask(&format!("wss://api.test:{}/ws", echo.port), &[]), tls).await.unwrap();
     assert_eq!(answer.headers()["x-echo"], format!("Bearer {}", "*".repeat(KEY.len())));
@@ -434,12 +436,13 @@ async fn a_key_that_comes_back_is_overwritten() {
     assert_eq!(echo.handshakes.lock().unwrap()[1]["authorization"], format!("Bearer {KEY}"));
 }
 
-/// Messages that are too long to be held whole are sent with a lag, and a value at the end is found before it is sent.
+/// Messages that are too long to be held completely are sent with a lag, and a value at the end is found before it is
+/// sent.
 #[tokio::test]
 async fn a_long_message_passes_and_a_value_in_it_does_not() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&with_key(echo.port)).await;
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&with_key(echo.port)).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     for size in [1024 * 1024, 1024 * 1024 + 1, 3_000_000] {
         socket.send(Message::binary(vec![1; size])).await.unwrap();
@@ -447,7 +450,7 @@ async fn a_long_message_passes_and_a_value_in_it_does_not() {
     }
     let mut long = vec![1; 3_000_000];
     long.extend_from_slice(KEY.as_bytes());
-    // The proxy may have closed before all of it was taken.
+    // The proxy may close the connection before it has read everything.
     let _ = socket.send(Message::binary(long)).await;
     assert!(matches!(closed_with(&mut socket).await, Some(1008) | None));
     assert_eq!(lab.ended(0).await["code"], "leak_detected");
@@ -455,14 +458,14 @@ async fn a_long_message_passes_and_a_value_in_it_does_not() {
 }
 
 #[tokio::test]
-async fn frames_that_break_the_protocol_end_it() {
+async fn invalid_frames_close_the_socket() {
     for (frame, code) in [(&b"\x81\x05Hello"[..], "request_malformed"), (b"\xf1\x80\0\0\0\0", "request_malformed")] {
-        let ground = Ground::new().await;
-        let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-        let lab = ground.proxy(&allow(echo.port, "")).await;
+        let builder = LabBuilder::new().await;
+        let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+        let lab = builder.proxy(&allow(echo.port, "")).await;
         let mut tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
         let head = format!("GET /ws HTTP/1.1\r\nHost: api.test:{}\r\n{GOOD}\r\n", echo.port);
-        // Frames may stand right behind the head.
+        // Frames may follow the head directly.
         tls.write_all(&[head.as_bytes(), b"\x81\x80\0\0\0\0", frame].concat()).await.unwrap();
         assert!(read_head(&mut tls).await.starts_with("HTTP/1.1 101"));
         let mut rest = Vec::new();
@@ -478,9 +481,9 @@ async fn frames_that_break_the_protocol_end_it() {
 
 #[tokio::test]
 async fn a_new_policy_closes_what_it_does_not_allow() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "")).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     lab.reload(&allow(echo.port, ""));
     socket.send(Message::text("still there")).await.unwrap();
@@ -492,10 +495,10 @@ async fn a_new_policy_closes_what_it_does_not_allow() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_leaves_says_so() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "")).await;
+async fn a_daemon_that_stops_sends_a_close_frame() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "")).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     chat(&mut lab.socket(echo.port, &[]).await).await;
     let Lab { daemon, dir, .. } = lab;
@@ -505,12 +508,12 @@ async fn a_daemon_that_leaves_says_so() {
     assert_eq!(log.matches("\"closed\"").count(), 2, "{log}");
 }
 
-/// If one side disconnects, the other side and the record are informed.
+/// If one side disconnects, the other side is closed and the end is logged.
 #[tokio::test]
-async fn an_end_that_vanishes_ends_the_other() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "")).await;
+async fn a_lost_side_closes_the_other() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "")).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     socket.send(Message::text("die")).await.unwrap();
     assert_eq!(closed_with(&mut socket).await, None);
@@ -520,13 +523,13 @@ async fn an_end_that_vanishes_ends_the_other() {
     lab.ended(1).await;
 }
 
-/// The time of an exchange is also that of a WebSocket.
+/// The time limit of an exchange also applies to a WebSocket.
 #[tokio::test]
-async fn a_socket_has_no_more_time_than_its_exchange() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+async fn a_socket_is_limited_by_the_exchange_timeout() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
     let plan = format!("[plans.p.raw]\nrequest_timeout = \"600ms\"\n{}plan = \"p\"\n", allow(echo.port, ""));
-    let lab = ground.proxy(&plan).await;
+    let lab = builder.proxy(&plan).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     socket.send(Message::text("in time")).await.unwrap();
     assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("in time"));
@@ -534,13 +537,14 @@ async fn a_socket_has_no_more_time_than_its_exchange() {
     assert_eq!(lab.ended(0).await["code"], "request_timed_out");
 }
 
-/// Nobody reads: the origin is held up, and its bytes are not kept for later.
+/// If the client does not read, the origin is throttled and its bytes are not buffered.
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_the_origin_up() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab =
-        ground.proxy(&format!("[plans.p.raw]\nidle_timeout = \"500ms\"\n{}plan = \"p\"\n", allow(echo.port, ""))).await;
+async fn a_client_that_does_not_read_throttles_the_origin() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder
+        .proxy(&format!("[plans.p.raw]\nidle_timeout = \"500ms\"\n{}plan = \"p\"\n", allow(echo.port, "")))
+        .await;
     let mut socket = lab.socket(echo.port, &[]).await;
     socket.send(Message::text("pour")).await.unwrap();
     let line = lab.ended(0).await;
@@ -550,25 +554,25 @@ async fn a_client_that_does_not_read_holds_the_origin_up() {
 }
 
 #[tokio::test]
-async fn what_is_no_websocket_to_the_policy_is_refused_before_it_is_one() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "").replace("plain_http = true", "methods = [\"POST\"]")).await;
+async fn a_websocket_that_the_policy_forbids_is_refused_at_the_handshake() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "").replace("plain_http = true", "methods = [\"POST\"]")).await;
     let mut tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
     let head = format!("GET /ws HTTP/1.1\r\nHost: api.test:{}\r\n{GOOD}\r\n", echo.port);
     tls.write_all(head.as_bytes()).await.unwrap();
     assert!(read_head(&mut tls).await.contains("exeat-refusal: method_not_allowed"));
     drop(tls);
-    lab.refused_only("method_not_allowed").await;
+    lab.assert_only_refused("method_not_allowed").await;
     assert!(echo.handshakes.lock().unwrap().is_empty());
 }
 
-/// Fragments of nothing add up as well.
+/// Empty fragments count towards the limit as well.
 #[tokio::test]
-async fn empty_fragments_are_not_kept_without_end() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&with_key(echo.port)).await;
+async fn empty_fragments_are_limited() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&with_key(echo.port)).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     let fragment = |text, code| Message::Frame(Frame::message(text, OpCode::Data(code), false));
     socket.feed(fragment("x", Data::Text)).await.unwrap();
@@ -582,12 +586,12 @@ async fn empty_fragments_are_not_kept_without_end() {
     assert!(echo.seen().iter().all(Message::is_close));
 }
 
-/// Frames of the proxy are never taken for a part of a message of the client.
+/// The proxy's own frames are never taken for a part of a client's message.
 #[tokio::test]
-async fn leaving_in_the_middle_of_a_frame_forges_nothing() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&allow(echo.port, "")).await;
+async fn stopping_within_a_frame_forges_no_data() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&allow(echo.port, "")).await;
     let mut tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
     tls.write_all(format!("GET /ws HTTP/1.1\r\nHost: api.test:{}\r\n{GOOD}\r\n", echo.port).as_bytes()).await.unwrap();
     assert!(read_head(&mut tls).await.starts_with("HTTP/1.1 101"));
@@ -597,22 +601,22 @@ async fn leaving_in_the_middle_of_a_frame_forges_nothing() {
     assert!(lab.daemon.shutdown().await);
     let mut rest = Vec::new();
     let _ = tls.read_to_end(&mut rest).await;
-    assert_eq!(rest, [0x88, 2, 0x03, 0xe9], "the client is told");
-    // Nothing of the frame that was under way had gone, so the origin may be told, too.
+    assert_eq!(rest, [0x88, 2, 0x03, 0xe9], "the client gets a close frame");
+    // No part of the current frame had been forwarded, so the origin can get a close frame too.
     let told = Message::Close(Some(CloseFrame { code: CloseCode::Away, reason: "".into() }));
     let seen = echo.seen();
     assert!(seen[0] == Message::binary("x") && seen[1..].iter().all(|message| *message == told), "{seen:?}");
 }
 
-/// A relay looks for the values that it began with; with others it has to begin anew.
+/// A relay scans for the values that were configured when it began, so a change of the values ends it.
 #[tokio::test]
-async fn other_secrets_end_a_relay() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let secret = ground.dir.path().join("secret");
+async fn changed_secrets_end_a_relay() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let secret = builder.dir.path().join("secret");
     std::fs::write(&secret, KEY).unwrap();
     let from_file = with_key(echo.port).replace("env:KEY", "file:secret");
-    let lab = ground.proxy(&from_file).await;
+    let lab = builder.proxy(&from_file).await;
     let mut socket = lab.socket(echo.port, &[]).await;
     lab.reload(&from_file);
     socket.send(Message::text("the same")).await.unwrap();
@@ -623,14 +627,14 @@ async fn other_secrets_end_a_relay() {
     assert_eq!(lab.ended(0).await["code"], "draining");
 }
 
-/// All open at once, each heard.
+/// All sockets are open at once, and each is served.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "opens a thousand sockets"]
-async fn a_thousand_at_a_time() {
+async fn a_thousand_sockets_are_served_at_once() {
     const SOCKETS: usize = 1000;
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&with_key(echo.port)).await;
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&with_key(echo.port)).await;
     let mut sockets = Vec::new();
     for n in 0..SOCKETS {
         let mut socket = lab.socket(echo.port, &[]).await;
@@ -655,10 +659,10 @@ async fn a_thousand_at_a_time() {
 
 const SWITCH: &[u8] = b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// An origin that switches and hands its connections over.
-async fn bare(ground: &Ground) -> (u16, mpsc::Receiver<tokio_rustls::server::TlsStream<TcpStream>>) {
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let acceptor = TlsAcceptor::from(ground.server_config("api.test"));
+/// Starts an origin that switches protocols and hands its connections to the test.
+async fn raw_origin(builder: &LabBuilder) -> (u16, mpsc::Receiver<tokio_rustls::server::TlsStream<TcpStream>>) {
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let acceptor = TlsAcceptor::from(builder.server_config("api.test"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (give, take) = mpsc::channel(1);
@@ -675,8 +679,8 @@ async fn bare(ground: &Ground) -> (u16, mpsc::Receiver<tokio_rustls::server::Tls
     (port, take)
 }
 
-/// Both ends of a relay, between the frames.
-async fn ends(
+/// Returns both ends of a relay, after the handshake.
+async fn relay_ends(
     lab: &Lab,
     port: u16,
     origins: &mut mpsc::Receiver<tokio_rustls::server::TlsStream<TcpStream>>,
@@ -687,73 +691,73 @@ async fn ends(
     (client, origins.recv().await.unwrap())
 }
 
-/// Reads exactly these bytes.
-async fn reads<S: AsyncRead + Unpin>(stream: &mut S, want: &[u8], what: &str) {
+/// Asserts that the next bytes are exactly these.
+async fn expect_bytes<S: AsyncRead + Unpin>(stream: &mut S, want: &[u8], what: &str) {
     let mut got = vec![0; want.len()];
-    let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut got)).await;
+    let read = tokio::time::timeout(TIMEOUT, stream.read_exact(&mut got)).await;
     assert!(read.is_ok_and(|read| read.is_ok()) && got == want, "{what}: {got:02x?} is not {want:02x?}");
 }
 
-/// Reads these bytes and the end.
-async fn reads_last<S: AsyncRead + Unpin>(stream: &mut S, want: &[u8], what: &str) {
+/// Asserts that the remaining bytes are exactly these.
+async fn expect_last_bytes<S: AsyncRead + Unpin>(stream: &mut S, want: &[u8], what: &str) {
     let mut got = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut got)).await;
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut got)).await;
     assert!(read.is_ok() && got == want, "{what}: {got:02x?} is not {want:02x?}");
 }
 
-/// Both sides learn why, and nothing that was said before is lost: not the message before the broken frame, not the
+/// Both sides get a close code, and no earlier message is lost: neither the message before the broken frame nor the
 /// answer to it.
 #[tokio::test]
-async fn whoever_breaks_the_protocol_both_sides_are_closed() {
-    // As a client sends them, behind a mask of zeros.
+async fn a_protocol_error_closes_both_sides() {
+    // Frames as a client sends them, with a mask of zeros.
     const MASKED: &[u8] = b"\x81\x84\0\0\0\0good";
     const PLAIN: &[u8] = b"\x81\x04good";
     for keyed in [false, true] {
-        let ground = Ground::new().await;
-        let (port, mut origins) = bare(&ground).await;
-        let lab = ground.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
+        let builder = LabBuilder::new().await;
+        let (port, mut origins) = raw_origin(&builder).await;
+        let lab = builder.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
         let rows: [(&str, &[u8], u16); 6] = [
             ("RSV", b"\xc1\x80\0\0\0\0", 1002),
             ("a close code that nobody sends", b"\x88\x82\0\0\0\0\x03\xed", 1002),
             ("a close frame of 1 byte", b"\x88\x81\0\0\0\0\x03", 1002),
             ("a reason that is not UTF-8", b"\x88\x83\0\0\0\0\x03\xe8\xff", 1007),
-            // The rest never comes.
+            // The rest never arrives.
             ("the second fragment", b"\x01\x81\0\0\0\0\xe2\x00\x82\0\0\0\0\xff", 1007),
             ("a character that does not end", b"\x81\x82\0\0\0\0\xe2\x82", 1007),
         ];
         for (n, (what, bytes, code)) in rows.into_iter().enumerate() {
             let what = &format!("{what}, of the client, keyed {keyed}");
-            let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+            let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
             client.write_all(&[MASKED, bytes].concat()).await.unwrap();
-            reads(&mut origin, MASKED, what).await;
-            reads(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], what).await;
-            // The answer to the message, and to the close frame.
+            expect_bytes(&mut origin, MASKED, what).await;
+            expect_bytes(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], what).await;
+            // The answer to the message, and the answer to the close frame.
             origin.write_all(&[PLAIN, b"\x88\x02\x03\xe9"].concat()).await.unwrap();
             let [high, low] = code.to_be_bytes();
-            reads_last(&mut client, &[PLAIN, &[0x88, 2, high, low]].concat(), what).await;
-            reads_last(&mut origin, b"", what).await;
+            expect_last_bytes(&mut client, &[PLAIN, &[0x88, 2, high, low]].concat(), what).await;
+            expect_last_bytes(&mut origin, b"", what).await;
             let line = lab.ended(2 * n).await;
             assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("request_malformed")));
 
             let what = &what.replace("of the client", "of the origin");
-            let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+            let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
             let unmasked = frames_unmasked(bytes);
             origin.write_all(&[PLAIN, &unmasked].concat()).await.unwrap();
-            reads(&mut client, PLAIN, what).await;
+            expect_bytes(&mut client, PLAIN, what).await;
             if what.starts_with("the second") {
-                reads(&mut client, b"\x01\x01\xe2", what).await;
+                expect_bytes(&mut client, b"\x01\x01\xe2", what).await;
             }
-            reads(&mut client, &[0x88, 2, 0x03, 0xf3], what).await;
+            expect_bytes(&mut client, &[0x88, 2, 0x03, 0xf3], what).await;
             client.write_all(&[MASKED, b"\x88\x82\0\0\0\0\x03\xf3"].concat()).await.unwrap();
-            reads_last(&mut origin, &[MASKED, &[0x88, 0x82, 0, 0, 0, 0, high, low]].concat(), what).await;
-            reads_last(&mut client, b"", what).await;
+            expect_last_bytes(&mut origin, &[MASKED, &[0x88, 0x82, 0, 0, 0, 0, high, low]].concat(), what).await;
+            expect_last_bytes(&mut client, b"", what).await;
             let line = lab.ended(2 * n + 1).await;
             assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("upstream_protocol")));
         }
     }
 }
 
-/// The same frames, without the masks.
+/// Returns the same frames without their masks.
 fn frames_unmasked(mut masked: &[u8]) -> Vec<u8> {
     let mut plain = Vec::new();
     while let [first, second, _, _, _, _, rest @ ..] = masked {
@@ -765,90 +769,91 @@ fn frames_unmasked(mut masked: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Within a frame that has gone in part nothing can be said to the other side; the side that broke it is told at once.
+/// After a part of a frame has been forwarded, no other frame can be sent to the receiver. The side that broke the
+/// protocol gets its close frame immediately.
 #[tokio::test]
-async fn bad_text_in_the_middle_of_a_frame_is_refused_before_the_frame_ends() {
+async fn invalid_text_is_refused_before_its_frame_ends() {
     for keyed in [false, true] {
-        let ground = Ground::new().await;
-        let (port, mut origins) = bare(&ground).await;
-        let lab = ground.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
-        let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
-        // 200 bytes are announced, and half a character comes.
+        let builder = LabBuilder::new().await;
+        let (port, mut origins) = raw_origin(&builder).await;
+        let lab = builder.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
+        let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
+        // The frame announces 200 bytes, and half a character arrives.
         client.write_all(b"\x81\xfe\x00\xc8\0\0\0\0hello\xe2").await.unwrap();
         client.write_all(b"\x28").await.unwrap();
-        // It was held to be looked through, so nothing of it has gone.
-        reads(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "1001").await;
+        // The frame was held for scanning, so no part of it was forwarded.
+        expect_bytes(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "1001").await;
         drop(origin);
-        reads_last(&mut client, &[0x88, 2, 0x03, 0xef], "1007").await;
+        expect_last_bytes(&mut client, &[0x88, 2, 0x03, 0xef], "1007").await;
         assert_eq!(lab.ended(0).await["code"], "request_malformed");
 
-        let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+        let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
         origin.write_all(b"\x81\x7e\x00\xc8hello\xe2").await.unwrap();
-        reads(&mut client, b"\x81\x7e\x00\xc8hello\xe2", "it goes as it comes").await;
+        expect_bytes(&mut client, b"\x81\x7e\x00\xc8hello\xe2", "it goes as it comes").await;
         origin.write_all(b"\x28").await.unwrap();
-        reads_last(&mut client, b"", "no close frame is taken for text").await;
-        reads_last(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xef], "1007").await;
+        expect_last_bytes(&mut client, b"", "no close frame is taken for text").await;
+        expect_last_bytes(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xef], "1007").await;
         assert_eq!(lab.ended(1).await["code"], "upstream_protocol");
     }
 }
 
 /// Messages that a client sends after a protocol error of the origin are still scanned.
 #[tokio::test]
-async fn a_key_does_not_leave_behind_the_broken_frame_of_an_origin() {
-    let ground = Ground::new().await;
-    let (port, mut origins) = bare(&ground).await;
-    let lab = ground.proxy(&with_key(port)).await;
+async fn a_key_does_not_leave_after_a_broken_frame_of_the_origin() {
+    let builder = LabBuilder::new().await;
+    let (port, mut origins) = raw_origin(&builder).await;
+    let lab = builder.proxy(&with_key(port)).await;
     let key = [&[0x81, 0x80 | KEY.len() as u8, 0, 0, 0, 0][..], KEY.as_bytes()].concat();
-    let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+    let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
     origin.write_all(b"\xff\xff").await.unwrap();
-    reads(&mut client, &[0x88, 2, 0x03, 0xf3], "1011").await;
+    expect_bytes(&mut client, &[0x88, 2, 0x03, 0xf3], "1011").await;
     client.write_all(&key).await.unwrap();
-    reads_last(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xea], "nothing but 1002").await;
+    expect_last_bytes(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xea], "nothing but 1002").await;
     assert_eq!(lab.ended(0).await["code"], "leak_detected");
-    // In one write with a broken frame of the client, and with a good message before both.
-    let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+    // In one write with a broken frame of the client, and with a valid message before both.
+    let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
     client.write_all(&[b"\x81\x84\0\0\0\0good", &key[..], b"\xff\xff"].concat()).await.unwrap();
-    reads_last(&mut client, &[0x88, 2, 0x03, 0xf0], "1008").await;
-    reads_last(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "nothing but 1001").await;
+    expect_last_bytes(&mut client, &[0x88, 2, 0x03, 0xf0], "1008").await;
+    expect_last_bytes(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "nothing but 1001").await;
     assert_eq!(lab.ended(1).await["code"], "leak_detected");
 }
 
-/// A side that does not answer the close frame does not hold the other up for long, whatever it sends meanwhile.
+/// A side that does not answer the close frame does not delay the other for long, whatever it sends meanwhile.
 #[tokio::test]
-async fn a_side_that_ignores_its_close_frame_is_left() {
-    let ground = Ground::new().await;
-    let (port, mut origins) = bare(&ground).await;
-    let lab = ground.proxy(&allow(port, "")).await;
-    let (mut client, origin) = ends(&lab, port, &mut origins).await;
+async fn a_side_that_ignores_its_close_frame_is_disconnected() {
+    let builder = LabBuilder::new().await;
+    let (port, mut origins) = raw_origin(&builder).await;
+    let lab = builder.proxy(&allow(port, "")).await;
+    let (mut client, origin) = relay_ends(&lab, port, &mut origins).await;
     let (mut heard, mut says) = tokio::io::split(origin);
     let talk = tokio::spawn(async move { while says.write_all(b"\x89\x00").await.is_ok() {} });
     client.write_all(b"\xff\xff").await.unwrap();
     let mut rest = Vec::new();
     let since = std::time::Instant::now();
-    tokio::time::timeout(PATIENCE, client.read_to_end(&mut rest)).await.expect("it ends").unwrap();
+    tokio::time::timeout(TIMEOUT, client.read_to_end(&mut rest)).await.expect("the connection closes").unwrap();
     assert!(rest.ends_with(&[0x88, 2, 0x03, 0xea]) && since.elapsed().as_secs() < 8);
     assert_eq!(lab.ended(0).await["code"], "request_malformed");
-    reads_last(&mut heard, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "1001").await;
+    expect_last_bytes(&mut heard, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "1001").await;
     talk.await.unwrap();
 }
 
-/// RFC 6455 §5.5.1: no data follows a close frame, and none of it is passed on.
+/// RFC 6455 §5.5.1: no data follows a close frame, so none is forwarded.
 #[tokio::test]
-async fn nothing_passes_behind_a_close_frame() {
+async fn nothing_passes_after_a_close_frame() {
     for keyed in [false, true] {
-        let ground = Ground::new().await;
-        let (port, mut origins) = bare(&ground).await;
-        let lab = ground.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
-        let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+        let builder = LabBuilder::new().await;
+        let (port, mut origins) = raw_origin(&builder).await;
+        let lab = builder.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
+        let (mut client, mut origin) = relay_ends(&lab, port, &mut origins).await;
         let close = b"\x88\x82\0\0\0\0\x03\xe8";
         client.write_all(&[&close[..], b"\x81\x84\0\0\0\0more"].concat()).await.unwrap();
         client.write_all(b"\xff\xff").await.unwrap();
-        reads(&mut origin, close, "the close frame").await;
+        expect_bytes(&mut origin, close, "the close frame").await;
         origin.write_all(b"\x88\x02\x03\xe8\x81\x04more\xff").await.unwrap();
         origin.shutdown().await.unwrap();
-        reads_last(&mut client, b"\x88\x02\x03\xe8", "the other").await;
+        expect_last_bytes(&mut client, b"\x88\x02\x03\xe8", "the other").await;
         client.shutdown().await.unwrap();
-        reads_last(&mut origin, b"", "nothing else").await;
+        expect_last_bytes(&mut origin, b"", "nothing else").await;
         let line = lab.ended(0).await;
         assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), None), "{line}");
     }

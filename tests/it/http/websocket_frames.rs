@@ -1,4 +1,4 @@
-//! Compares the WebSocket frames that pass with those that another library accepts: valid and invalid frames, cut
+//! Compares the WebSocket frames that pass with those that another library accepts: valid and invalid frames, split
 //! anywhere.
 
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocket};
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-/// Bytes that come and then end; answers are not kept.
+/// A stream that yields these bytes and then ends. Written bytes are discarded.
 struct Wire<'b>(&'b [u8]);
 
 impl Read for Wire<'_> {
@@ -29,7 +29,7 @@ impl Write for Wire<'_> {
     }
 }
 
-/// How a stream ends: it goes on, it is closed, or it breaks.
+/// The state of a stream after its bytes: still open, closed, or broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Open,
@@ -37,12 +37,12 @@ enum End {
 }
 
 /// Returns the messages that the reference implementation reads as `role`.
-fn judged(bytes: &[u8], role: Role) -> (Vec<Message>, End) {
+fn read_by_reference(bytes: &[u8], role: Role) -> (Vec<Message>, End) {
     let mut socket = WebSocket::from_raw_socket(Wire(bytes), role, None);
     let mut messages = Vec::new();
     loop {
         match socket.read() {
-            // Its name for a code that may not be sent.
+            // The library's representation of a code that may not be sent.
             Ok(Message::Close(Some(frame))) if frame.reason == "Protocol violation" => {
                 return (messages, End::Broken(Broken::Protocol));
             }
@@ -54,7 +54,7 @@ fn judged(bytes: &[u8], role: Role) -> (Vec<Message>, End) {
                 }
             }
             Err(Error::Utf8(_)) => return (messages, End::Broken(Broken::Text)),
-            // The bytes have ended.
+            // The input has ended.
             Err(Error::Protocol(
                 tokio_tungstenite::tungstenite::error::ProtocolError::ResetWithoutClosingHandshake,
             )) => return (messages, End::Open),
@@ -71,7 +71,7 @@ fn values() -> Arc<Matcher> {
 }
 
 /// Returns the bytes that pass, and the result.
-fn passed<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanned: bool) -> (Vec<u8>, End) {
+fn forwarded<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanned: bool) -> (Vec<u8>, End) {
     let matcher = if scanned { values() } else { Arc::default() };
     let mut up = Upward::new(matcher);
     let mut down = Downward::new(scanned.then(|| Redactor::new(values())));
@@ -87,7 +87,7 @@ fn passed<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanned: 
     (out, End::Open)
 }
 
-/// A frame: its first byte, and a payload that its head tells the length of.
+/// Encodes a frame: its first byte, and a payload with its length.
 fn frame(first: u8, payload: &[u8], mask: Option<[u8; 4]>) -> Vec<u8> {
     let bit = if mask.is_some() { 0x80 } else { 0 };
     let mut wire = vec![first];
@@ -109,19 +109,19 @@ fn payloads() -> impl Strategy<Value = Vec<u8>> {
         6 => "[a-zé€😀]{0,12}".prop_map(String::into_bytes),
         2 => "[a-z€]{120,140}".prop_map(String::into_bytes),
         2 => proptest::collection::vec(any::<u8>(), 0..6),
-        // Parts of a character, and what no text holds.
+        // Parts of a character, and bytes that are not valid in UTF-8.
         3 => proptest::sample::select(vec![
             b"\xe2".to_vec(), b"\xe2\x82".to_vec(), b"\xac".to_vec(), b"\x82\xac".to_vec(), b"a\xf0\x9f".to_vec(),
             b"\x98\x80z".to_vec(), b"\xed\xa0".to_vec(), b"\xf4\x90".to_vec(), b"\xc0\x80".to_vec(),
         ]),
-        // Codes of close frames; 1014 is younger than the judge.
+        // Codes of close frames; 1014 is newer than the reference library.
         3 => (prop_oneof![any::<u16>(), 990_u16..1020, 2990_u16..3010, 4990_u16..5010], "[a-z€]{0,4}")
             .prop_filter("", |(code, _)| *code != 1014)
             .prop_map(|(code, reason)| [&code.to_be_bytes()[..], reason.as_bytes()].concat()),
     ]
 }
 
-/// Frames of a direction, good for the most part.
+/// Generates the frames of one direction, most of them valid.
 fn streams(masked: bool) -> impl Strategy<Value = Vec<u8>> {
     let first = prop_oneof![
         20 => proptest::sample::select(vec![0x81_u8, 0x82, 0x01, 0x02, 0x00, 0x80, 0x80, 0x89, 0x8a, 0x88]),
@@ -135,18 +135,19 @@ fn streams(masked: bool) -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// The judge reads the same messages from what passes as from what was sent, and calls the same streams broken.
+    /// The reference reads the same messages from the forwarded bytes as from the sent bytes, and rejects the same
+    /// streams.
     #[test]
-    fn what_passes_is_what_the_judge_accepts(
+    fn forwarded_frames_agree_with_the_reference(
         (masked, wire) in any::<bool>().prop_flat_map(|masked| (Just(masked), streams(masked))),
         scanned: bool,
         cuts in proptest::collection::vec(1_usize..40, 1..20),
     ) {
         let role = || if masked { Role::Server } else { Role::Client };
-        let (messages, end) = judged(&wire, role());
-        // A code that may not be sent and a text that is none of our kind may stand in one frame.
-        let (out, ours) = passed([&wire[..]], masked, scanned);
-        prop_assert_eq!(judged(&out, role()), (messages.clone(), End::Open));
+        let (messages, end) = read_by_reference(&wire, role());
+        // A frame may have both an invalid code and an invalid text.
+        let (out, ours) = forwarded([&wire[..]], masked, scanned);
+        prop_assert_eq!(read_by_reference(&out, role()), (messages.clone(), End::Open));
         prop_assert_eq!(ours, end);
 
         let mut rest = &wire[..];
@@ -160,32 +161,32 @@ proptest! {
             }
         }
         for pieces in [pieces, wire.chunks(1).collect()] {
-            let (out, ours) = passed(pieces, masked, scanned);
-            prop_assert_eq!(judged(&out, role()), (messages.clone(), End::Open), "cut");
+            let (out, ours) = forwarded(pieces, masked, scanned);
+            prop_assert_eq!(read_by_reference(&out, role()), (messages.clone(), End::Open), "cut");
             prop_assert_eq!(ours, end, "cut");
         }
     }
 
-    /// A stream that ends anywhere: nothing that the judge does not read, and nothing less.
+    /// A stream that ends anywhere: exactly the messages that the reference reads have passed.
     #[test]
-    fn a_part_of_a_stream_is_no_other_stream(
+    fn a_partial_stream_agrees_with_the_reference(
         (masked, wire) in any::<bool>().prop_flat_map(|masked| (Just(masked), streams(masked))),
         scanned: bool,
         at in any::<prop::sample::Index>(),
     ) {
         let role = || if masked { Role::Server } else { Role::Client };
         let part = &wire[..at.index(wire.len())];
-        let (messages, end) = judged(part, role());
-        let (out, ours) = passed([part], masked, scanned);
-        prop_assert_eq!(judged(&out, role()), (messages, End::Open));
-        // An error may show before its frame has ended, where the judge still waits.
+        let (messages, end) = read_by_reference(part, role());
+        let (out, ours) = forwarded([part], masked, scanned);
+        prop_assert_eq!(read_by_reference(&out, role()), (messages, End::Open));
+        // An error may show before its frame has ended, while the reference still waits.
         prop_assert!(ours == end || end == End::Open, "{:?} {:?}", ours, end);
     }
 }
 
-/// A broken frame does not take the messages before it along, and a value in them stays here.
+/// A broken frame does not discard the messages before it, and a value in them does not pass.
 #[test]
-fn messages_before_a_broken_frame_pass_once_they_have_been_looked_through() {
+fn messages_before_a_broken_frame_pass_after_scanning() {
     let mask = Some([1, 2, 3, 4]);
     let (good, broken) = (frame(0x81, b"good", mask), b"\xff\xff");
     let (half, rest) = VALUE.split_at(VALUE.len() - 1);
@@ -197,7 +198,7 @@ fn messages_before_a_broken_frame_pass_once_they_have_been_looked_through() {
         (out, stop.unwrap().unwrap_err())
     };
     assert_eq!(run(&[&good, &good], None), ([&good[..], &good].concat(), RelayError::Broken(Broken::Protocol)));
-    // The message has not ended, so nobody knows what it says.
+    // The message is incomplete, so it has not been scanned.
     let begun = frame(0x01, b"good", mask);
     assert_eq!(run(&[&good, &begun], None), (good.clone(), RelayError::Broken(Broken::Protocol)));
     let ping = frame(0x89, b"ping", mask);

@@ -1,4 +1,4 @@
-//! The sandbox's part: raw bytes, HTTP/1.1 and HTTP/2, outside and inside tunnels.
+//! The sandbox's side of the lab: raw bytes, HTTP/1.1 and HTTP/2, inside and outside tunnels.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Lab, PATIENCE, TOKEN};
+use super::{Lab, TIMEOUT, TOKEN};
 
-/// An answer, read whole.
+/// A complete response.
 #[derive(Debug)]
 pub struct Reply {
     pub status: StatusCode,
@@ -32,7 +32,7 @@ pub struct Reply {
 impl Reply {
     pub async fn read(response: Response<Incoming>) -> Self {
         let (parts, body) = response.into_parts();
-        let collected = timeout(PATIENCE, body.collect()).await.expect("the body ends").expect("the body is whole");
+        let collected = timeout(TIMEOUT, body.collect()).await.expect("the body ends").expect("the body is complete");
         let trailers = collected.trailers().cloned().unwrap_or_default();
         Self { status: parts.status, headers: parts.headers, body: collected.to_bytes(), trailers }
     }
@@ -49,7 +49,7 @@ impl Reply {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    /// A refusal of the proxy, whole in every part.
+    /// Asserts that the proxy itself refused the request, and that every part of the refusal is present.
     pub fn assert_refused(&self, status: u16, code: &str) {
         assert_eq!((self.status.as_u16(), self.header("exeat-refusal")), (status, Some(code)), "{self:?}");
         assert_eq!(self.header("content-type"), Some("application/problem+json"));
@@ -68,7 +68,7 @@ pub fn auth() -> String {
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("t:{TOKEN}")))
 }
 
-/// How a request comes in.
+/// The way in which a request enters the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Absolute,
@@ -81,7 +81,7 @@ impl Way {
 }
 
 impl Lab {
-    /// A request to an https URL by one of the ways in.
+    /// Sends a request for an https URL by the given way.
     pub async fn by(&self, way: Way, method: &str, url: &str, fields: &[(&str, &str)], body: &str) -> Reply {
         let uri: http::Uri = url.parse().unwrap();
         let authority = uri.authority().unwrap().to_string();
@@ -103,16 +103,16 @@ impl Lab {
         let request = request.body(Full::new(Bytes::copy_from_slice(body.as_bytes()))).unwrap();
         match way {
             Way::Absolute => self.send(request).await,
-            Way::TunnelH1 => self.inside(&to, request).await,
+            Way::TunnelH1 => self.send_in_tunnel(&to, request).await,
             Way::TunnelH2 => {
                 let mut h2 = self.h2(&to).await;
-                Reply::read(timeout(PATIENCE, h2.send_request(request)).await.unwrap().unwrap()).await
+                Reply::read(timeout(TIMEOUT, h2.send_request(request)).await.unwrap().unwrap()).await
             }
         }
     }
 
-    /// Asks the admin listener, with the operator's token.
-    pub async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    /// Sends a request to the admin listener with the operator's token. Returns the status and the JSON body.
+    pub async fn admin_request(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let address = self.daemon.admin_address().unwrap();
         let token = std::fs::read_to_string(self.dir.path().join("admin.token")).unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
@@ -132,7 +132,8 @@ impl Lab {
         stream
     }
 
-    /// Sends bytes and reads until the proxy closes. `{auth}` stands for the right header.
+    /// Sends bytes and reads until the proxy closes the connection. `{auth}` expands to a valid `Proxy-Authorization`
+    /// line.
     pub async fn raw(&self, text: &str) -> String {
         let mut stream = self.connect().await;
         stream
@@ -142,7 +143,7 @@ impl Lab {
         read_to_end(&mut stream).await
     }
 
-    /// A request in absolute form, on a connection of its own.
+    /// Sends a request in absolute form on a new connection.
     pub async fn send<B>(&self, request: Request<B>) -> Reply
     where
         B: Body + Send + Unpin + 'static,
@@ -156,13 +157,13 @@ impl Lab {
         self.send(self.absolute("GET", url).body(empty()).unwrap()).await
     }
 
-    /// A builder for a request in absolute form, with token and Host.
+    /// Returns a builder for a request in absolute form, with the token and a Host field.
     pub fn absolute(&self, method: &str, url: &str) -> http::request::Builder {
         let authority = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
         Request::builder().method(method).uri(url).header("host", authority).header("proxy-authorization", auth())
     }
 
-    /// The head of the answer to a CONNECT, and the connection behind it.
+    /// Sends CONNECT. Returns the head of the answer and the connection.
     pub async fn try_connect(&self, to: &str) -> (String, TcpStream) {
         let mut stream = self.connect().await;
         let head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", auth());
@@ -176,22 +177,25 @@ impl Lab {
         stream
     }
 
-    /// The TLS configuration of a client inside the sandbox, which trusts the interception CA and nothing else.
-    pub fn trusting(&self, alpn: &[&str]) -> ClientConfig {
+    /// Returns the TLS configuration of a client inside the sandbox. It trusts the interception CA and nothing else.
+    pub fn client_tls_config(&self, alpn: &[&str]) -> ClientConfig {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.daemon.ca_pem().as_bytes()).unwrap()).unwrap();
         client_config(roots, alpn)
     }
 
-    /// TLS through a tunnel, ended by the proxy.
+    /// Opens a tunnel and a TLS connection in it, which the proxy terminates.
     pub async fn tls(&self, to: &str, alpn: &[&str]) -> TlsStream<TcpStream> {
         let host = to.rsplit_once(':').unwrap().0.trim_matches(['[', ']']).to_owned();
         let stream = self.tunnel(to).await;
-        TlsConnector::from(Arc::new(self.trusting(alpn))).connect(host.try_into().unwrap(), stream).await.unwrap()
+        TlsConnector::from(Arc::new(self.client_tls_config(alpn)))
+            .connect(host.try_into().unwrap(), stream)
+            .await
+            .unwrap()
     }
 
-    /// One request inside a tunnel of its own, over HTTP/1.1.
-    pub async fn inside<B>(&self, to: &str, request: Request<B>) -> Reply
+    /// Sends one HTTP/1.1 request in a new tunnel.
+    pub async fn send_in_tunnel<B>(&self, to: &str, request: Request<B>) -> Reply
     where
         B: Body + Send + Unpin + 'static,
         B::Data: Send,
@@ -200,7 +204,7 @@ impl Lab {
         Reply::read(h1(self.tls(to, &["http/1.1"]).await, request).await).await
     }
 
-    /// An h2 connection inside a tunnel of its own.
+    /// Opens an h2 connection in a new tunnel.
     pub async fn h2<B>(&self, to: &str) -> hyper::client::conn::http2::SendRequest<B>
     where
         B: Body + Send + Unpin + 'static,
@@ -224,7 +228,7 @@ pub fn client_config(roots: rustls::RootCertStore, alpn: &[&str]) -> ClientConfi
     config
 }
 
-/// One request over HTTP/1.1; the connection goes on in the background until the answer is read.
+/// Sends one request over HTTP/1.1. A background task drives the connection until the answer has been read.
 pub async fn h1<B>(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, request: Request<B>) -> Response<Incoming>
 where
     B: Body + Send + Unpin + 'static,
@@ -233,7 +237,7 @@ where
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
     tokio::spawn(connection);
-    timeout(PATIENCE, sender.send_request(request)).await.expect("an answer comes").expect("it is HTTP")
+    timeout(TIMEOUT, sender.send_request(request)).await.expect("an answer arrives").expect("the answer is valid HTTP")
 }
 
 pub fn empty() -> Full<Bytes> {
@@ -242,15 +246,15 @@ pub fn empty() -> Full<Bytes> {
 
 pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
-    // A reset after the answer is as good as an end.
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the connection ends");
+    // A reset after the answer counts as the end of the connection.
+    let _ = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("the connection closes");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        match timeout(PATIENCE, stream.read_u8()).await.expect("an answer comes") {
+        match timeout(TIMEOUT, stream.read_u8()).await.expect("an answer arrives") {
             Ok(byte) => head.push(byte),
             Err(_) => break,
         }

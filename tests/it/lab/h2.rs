@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame, as no client library would send them.
+//! HTTP/2 frame by frame, including frames that no client library would send.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use super::{Lab, PATIENCE};
+use super::{Lab, TIMEOUT};
 
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub const DATA: u8 = 0;
@@ -19,16 +19,16 @@ pub const CONTINUATION: u8 = 9;
 pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
 
-/// A frame with its header.
+/// Encodes a frame with its header.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Fields in HPACK, each with its name written out and never indexed.
+/// Encodes fields in HPACK as literals that are never indexed.
 pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| {
-        // Lengths from 127 on take a second and a third byte (RFC 7541 §5.1).
+        // Lengths of 127 and more take a second and a third byte (RFC 7541 §5.1).
         let mut out = match text.len() {
             n @ 0..127 => vec![n as u8],
             n => vec![0x7f, (n - 127) as u8 | 0x80, ((n - 127) >> 7) as u8],
@@ -39,7 +39,7 @@ pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     fields.iter().flat_map(|(name, value)| [vec![0x10], text(name), text(value)].concat()).collect()
 }
 
-/// A frame as it came.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub kind: u8,
@@ -47,37 +47,37 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// The first frame that matters on a stream.
+/// The first HEADERS or RST_STREAM frame of a stream, or the end of the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     Head,
-    /// With its error code.
+    /// The error code of the stream.
     Reset(u32),
-    /// With the error code of the connection.
+    /// The error code of the connection.
     GoAway(u32),
     Closed,
 }
 
 pub async fn read_frame(io: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
     let mut head = [0; 9];
-    timeout(PATIENCE, io.read_exact(&mut head)).await.expect("a frame comes").ok()?;
+    timeout(TIMEOUT, io.read_exact(&mut head)).await.expect("a frame arrives").ok()?;
     let [a, b, c, kind, _flags, stream @ ..] = head;
     let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-    timeout(PATIENCE, io.read_exact(&mut payload)).await.expect("the frame ends").ok()?;
+    timeout(TIMEOUT, io.read_exact(&mut payload)).await.expect("the frame ends").ok()?;
     Some(Frame { kind, stream: u32::from_be_bytes(stream), payload })
 }
 
-/// A connection inside a tunnel of its own, on which the test writes frames.
+/// An h2 connection in a tunnel of its own, on which the test writes raw frames.
 pub struct Wire<T = TlsStream<TcpStream>> {
     pub io: T,
     pub out: Vec<u8>,
-    came: VecDeque<Frame>,
+    received: VecDeque<Frame>,
 }
 
 impl Wire {
     pub async fn open(lab: &Lab, to: &str) -> Self {
         let io = lab.tls(to, &["h2"]).await;
-        Self { io, out: [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat(), came: VecDeque::new() }
+        Self { io, out: [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat(), received: VecDeque::new() }
     }
 }
 
@@ -87,18 +87,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Wire<T> {
         self.out.extend(frame(HEADERS, flags, stream, &block(fields)));
     }
 
-    /// Writes what has been put together, and more bytes behind it.
+    /// Writes the queued frames, followed by `more`.
     pub async fn send(&mut self, more: &[u8]) {
         let bytes = [std::mem::take(&mut self.out).as_slice(), more].concat();
         self.io.write_all(&bytes).await.unwrap();
         self.io.flush().await.unwrap();
     }
 
-    /// Waits for the first HEADERS or RST_STREAM of a stream. Those of others are kept.
+    /// Waits for the first HEADERS or RST_STREAM of a stream. Frames of other streams are kept for later calls.
     pub async fn answer(&mut self, stream: u32) -> Answer {
         let code = |payload: &[u8]| u32::from_be_bytes(payload.try_into().unwrap());
-        if let Some(at) = self.came.iter().position(|frame| frame.stream == stream) {
-            let frame = self.came.remove(at).unwrap();
+        if let Some(at) = self.received.iter().position(|frame| frame.stream == stream) {
+            let frame = self.received.remove(at).unwrap();
             return if frame.kind == HEADERS { Answer::Head } else { Answer::Reset(code(&frame.payload)) };
         }
         while let Some(frame) = read_frame(&mut self.io).await {
@@ -106,7 +106,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Wire<T> {
                 HEADERS if frame.stream == stream => return Answer::Head,
                 RST_STREAM if frame.stream == stream => return Answer::Reset(code(&frame.payload)),
                 GOAWAY if frame.payload[4..8] != [0; 4] => return Answer::GoAway(code(&frame.payload[4..8])),
-                HEADERS | RST_STREAM => self.came.push_back(frame),
+                HEADERS | RST_STREAM => self.received.push_back(frame),
                 _ => {}
             }
         }

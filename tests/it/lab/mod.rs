@@ -1,4 +1,4 @@
-//! Real things on the loopback: a proxy from a TOML text, origins, a DNS server, and a sandbox to play.
+//! The lab: a real proxy built from a TOML text, real origins, a DNS server and a sandbox client, all on the loopback.
 
 pub mod client;
 pub mod h2;
@@ -26,12 +26,12 @@ pub use origin::Origin;
 
 /// The token of the task `t`.
 pub const TOKEN: &str = "a-token-of-more-than-24-bytes";
-/// A credential's value, in the source `env:KEY`: with characters that every encoding has to do something about.
+/// The value of the credential in the source `env:KEY`. It contains characters that every encoding has to escape.
 pub const KEY: &str = "sk-live-51H/8xPq+Zz~0=%w&R";
-/// How long anything may take before a test gives up.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The time after which a test fails instead of waiting longer.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Everything a test needs.
+/// A running proxy with everything that a test needs around it.
 pub struct Lab {
     pub daemon: Daemon,
     pub dns: ScriptedDns,
@@ -41,14 +41,14 @@ pub struct Lab {
     text: String,
 }
 
-/// The parts that start before the proxy, because the configuration contains their ports.
-pub struct Ground {
+/// The parts of a lab that start before the proxy, because the configuration contains their ports.
+pub struct LabBuilder {
     pub dir: TempDir,
     pub dns: ScriptedDns,
     pub origin_ca: Authority,
 }
 
-impl Ground {
+impl LabBuilder {
     pub async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let origin_ca =
@@ -57,13 +57,13 @@ impl Ground {
         Self { dir, dns: ScriptedDns::start().await.unwrap(), origin_ca }
     }
 
-    /// A TLS origin for these names, which lead to 127.0.0.1.
+    /// Starts a TLS origin for this name, which resolves to 127.0.0.1.
     pub async fn origin(&self, name: &str) -> Origin {
         self.dns.set(name, &["127.0.0.1"]);
         Origin::https(self.server_config(name)).await
     }
 
-    /// As [`Self::origin`], without h2.
+    /// Like [`Self::origin`], without h2.
     pub async fn origin_h1(&self, name: &str) -> Origin {
         self.dns.set(name, &["127.0.0.1"]);
         let mut config = self.server_config(name).as_ref().clone();
@@ -75,8 +75,9 @@ impl Ground {
         self.origin_ca.server_config(&Host::parse(name).unwrap()).unwrap()
     }
 
-    /// The proxy. The text is added to what every lab has: free ports, our DNS, our roots, the loopback
-    /// opened, more finds and lines than most tests have. `[tasks.t]` has [`TOKEN`].
+    /// Starts the proxy. The configuration is `text` plus the defaults of every lab: free ports, the lab's DNS server
+    /// and roots, the loopback opened, and limits on finds and audit lines that most tests never reach. `[tasks.t]` has
+    /// [`TOKEN`].
     pub async fn proxy(self, text: &str) -> Lab {
         let config = self.config(text);
         let compiled = compiled(&config, self.dir.path());
@@ -89,7 +90,7 @@ impl Ground {
         Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings, text: config }
     }
 
-    /// The proxy, from a file in the lab's folder that it can read again.
+    /// Starts the proxy from a file in the lab's folder, which it can reload.
     pub async fn proxy_from_file(self, name: &str) -> Lab {
         let file = ConfigFile::new(&self.dir.path().join(name), self.dir.path());
         let config = file.load().unwrap_or_else(|problems| panic!("{problems:#?}"));
@@ -100,7 +101,7 @@ impl Ground {
         Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings, text: String::new() }
     }
 
-    /// The whole text of a configuration.
+    /// Returns the complete text of a configuration.
     pub fn config(&self, text: &str) -> String {
         std::fs::write(self.dir.path().join("token"), TOKEN).unwrap();
         let base = [
@@ -132,12 +133,12 @@ fn compiled(text: &str, dir: &Path) -> Config {
     compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 
-/// A lab with one origin, `api.test`, that task `t` may use in every way.
+/// Starts a lab with one origin, `api.test`, which task `t` may use without restriction.
 pub async fn simple() -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let lab = ground.proxy(&allow_api(port)).await;
+    let lab = builder.proxy(&allow_api(port)).await;
     (lab, origin)
 }
 
@@ -156,14 +157,14 @@ impl Lab {
         self.dir.path().join("audit.jsonl")
     }
 
-    /// The audit lines so far, of exchanges.
+    /// Returns the audit lines of exchanges written so far.
     pub async fn audit(&self) -> Vec<Value> {
         let mut lines = self.log().await;
         lines.retain(|line| line["event"] != "opened" && line["event"] != "approval");
         lines
     }
 
-    /// The operator's decisions so far, from the audit log.
+    /// Returns the operator's decisions in the audit log so far.
     pub async fn decisions(&self) -> Vec<Value> {
         let mut lines = self.log().await;
         lines.retain(|line| line["event"] == "approval");
@@ -173,15 +174,15 @@ impl Lab {
     async fn log(&self) -> Vec<Value> {
         assert!(self.daemon.flush_audit().await);
         let text = std::fs::read_to_string(self.audit_file()).unwrap();
-        // Further lines may be written meanwhile.
+        // The last line may be incomplete, because the proxy writes concurrently.
         let whole = text.rsplit_once('\n').map(|(whole, _)| whole).unwrap_or_default();
         whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The line that ended the `n`-th exchange, counted from 0.
+    /// Waits for the line that ended the `n`-th exchange, counted from 0.
     pub async fn ended(&self, n: usize) -> Value {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIMEOUT {
             let ended = self.audit().await.into_iter().filter(|line| line["event"] != "decided").nth(n);
             if let Some(line) = ended {
                 return line;
@@ -191,28 +192,28 @@ impl Lab {
         panic!("exchange {n} left no line: {:#?}", self.audit().await);
     }
 
-    /// The only exchange was refused with this code, before anything left.
-    pub async fn refused_only(&self, code: &str) {
+    /// Asserts that the only exchange was refused with this code before anything left.
+    pub async fn assert_only_refused(&self, code: &str) {
         let line = self.ended(0).await;
         assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("refused"), Some(code)), "{line}");
         let lines = self.audit().await;
         assert_eq!(lines.len(), 1, "{lines:#?}");
     }
 
-    /// Stops the proxy and starts it again on the same files, as it was configured at first.
+    /// Stops the proxy and starts it again on the same files with its first configuration.
     pub async fn restarted(self) -> Self {
         self.restarted_after(async |_| {}).await
     }
 
-    /// As [`Self::restarted`], with something in between that is done in its folder.
+    /// Like [`Self::restarted`], and runs `between` in the lab's folder while the proxy is stopped.
     pub async fn restarted_after(self, between: impl AsyncFnOnce(&Path)) -> Self {
         let Self { daemon, dns, dir, settings, text, .. } = self;
         assert!(daemon.shutdown().await);
         let since = Instant::now();
-        // The old one's threads let go of their files a moment after it.
+        // The threads of the stopped daemon close their files shortly after it has shut down.
         let is_held = || matches!(&settings.ledger, LedgerAt::Embedded(path) if !is_free(path));
         while is_held() {
-            assert!(since.elapsed() < PATIENCE);
+            assert!(since.elapsed() < TIMEOUT);
             tokio::task::yield_now().await;
         }
         between(dir.path()).await;
@@ -220,8 +221,8 @@ impl Lab {
         let daemon = loop {
             match Daemon::start(settings.clone(), compiled(&text, dir.path()).policy, None).await {
                 Ok(daemon) => break daemon,
-                // The old one's threads let go of their files a moment after it.
-                Err(StartError::Audit(_) | StartError::Ledger(_)) if start.elapsed() < PATIENCE => {
+                // The threads of the stopped daemon close their files shortly after it has shut down.
+                Err(StartError::Audit(_) | StartError::Ledger(_)) if start.elapsed() < TIMEOUT => {
                     tokio::task::yield_now().await;
                 }
                 Err(error) => panic!("{error}"),
@@ -231,12 +232,12 @@ impl Lab {
         Self { daemon, dns, proxy, dir, settings, text }
     }
 
-    /// Puts a policy in force; `text` as for [`Ground::proxy`].
+    /// Applies a policy; `text` as for [`LabBuilder::proxy`].
     pub fn reload(&self, text: &str) {
         self.reload_with_network(text, "allow_cidrs = [\"127.0.0.0/8\"]");
     }
 
-    /// As [`Self::reload`], with another `[network]`.
+    /// Like [`Self::reload`], with the given `[network]` section.
     pub fn reload_with_network(&self, text: &str, network: &str) {
         let with_token = text.replace("[tasks.t]", "[tasks.t]\ntoken = \"file:token\"");
         let whole = format!("[network]\n{network}\n{with_token}");

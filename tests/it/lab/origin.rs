@@ -1,4 +1,4 @@
-//! Origins: one that answers by path and remembers what it got, and one of raw bytes.
+//! Origins: one that answers by path and records its requests, and one that sends raw bytes.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// A request as it arrived.
+/// A request as the origin received it.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub uri: Uri,
@@ -44,7 +44,7 @@ pub struct Origin {
     broken_upload: Arc<AtomicBool>,
 }
 
-/// A body that is on its way.
+/// Counts a response body as in progress until it is dropped.
 struct Streaming(Arc<AtomicUsize>);
 
 impl Streaming {
@@ -81,27 +81,27 @@ impl Origin {
         self.seen().pop().expect("the origin was asked")
     }
 
-    /// Serves the repositories in a folder under `/git/`, by git's own CGI program.
+    /// Serves the git repositories in a folder under `/git/`, through git's own CGI program.
     pub fn serve_repositories(&self, folder: PathBuf) {
         *self.repositories.lock().unwrap() = folder;
     }
 
-    /// Serves a file below `/files/`; what nobody gave it there is a 404.
+    /// Serves a file below `/files/`. Other paths there get a 404.
     pub fn serve_file(&self, path: &str, kind: &'static str, content: impl Into<Bytes>) {
         self.files.lock().unwrap().insert(format!("/files/{path}"), (kind, content.into()));
     }
 
-    /// How often it was dialled.
+    /// Returns the number of accepted connections.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// How many bodies of `/big` and `/known` are on their way.
+    /// Returns the number of `/big` and `/known` bodies in progress.
     pub fn streaming(&self) -> usize {
         self.streaming.load(Ordering::SeqCst)
     }
 
-    /// Whether what was sent to `/early` broke off.
+    /// Returns whether the upload to `/early` was aborted.
     pub fn has_broken_upload(&self) -> bool {
         self.broken_upload.load(Ordering::SeqCst)
     }
@@ -145,7 +145,7 @@ impl Origin {
             let origin = self.clone();
             async move { origin.answer(request).await }
         });
-        // A peer that breaks off is part of many tests.
+        // Many tests abort the connection, so errors are ignored.
         let _ = if h2 {
             hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
         } else {
@@ -162,18 +162,18 @@ impl Origin {
             self.seen.lock().unwrap().push(seen);
         };
         match path.as_str() {
-            // Streams the request's body back as it comes.
+            // Streams the request body back as it arrives.
             "/echo" => {
                 note(Bytes::new(), HeaderMap::new());
                 return Ok(Response::new(body.map_err(std::io::Error::other).boxed_unsync()));
             }
-            // Gives back what nobody can have recognised: the body from its end to its beginning.
+            // Returns the body in reverse order, so that the proxy cannot recognise values in it.
             "/reverse" => {
                 note(Bytes::new(), HeaderMap::new());
                 let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
                 return Ok(Response::new(full(body.iter().rev().copied().collect::<Vec<u8>>())));
             }
-            // Counts without keeping.
+            // Counts the bytes of the body without keeping them.
             "/sink" => {
                 note(Bytes::new(), HeaderMap::new());
                 let mut body = body;
@@ -183,19 +183,19 @@ impl Origin {
                 }
                 return Ok(Response::new(full(count.to_string())));
             }
-            // Answers before it has read, and goes on reading.
+            // Answers before it has read the body, and continues reading.
             "/early" => {
                 note(Bytes::new(), HeaderMap::new());
                 let broken = self.broken_upload.clone();
                 tokio::spawn(async move { broken.store(body.collect().await.is_err(), Ordering::SeqCst) });
                 return Ok(by_path("/known", parts.uri.query(), &self.streaming));
             }
-            // Gives back what it got, in every part of the answer.
+            // Echoes the request in every part of the answer.
             "/tell" => {
                 note(Bytes::new(), HeaderMap::new());
-                return Ok(told(&parts));
+                return Ok(echo_request(&parts));
             }
-            // Wants a password first.
+            // Requires Basic authentication.
             _ if path.starts_with("/private/") && !parts.headers.contains_key("authorization") => {
                 let asking = Response::builder().status(401).header("www-authenticate", "Basic realm=\"private\"");
                 return Ok(asking.body(full("")).unwrap());
@@ -228,7 +228,7 @@ impl Origin {
         }
     }
 
-    /// `git http-backend` speaks CGI (RFC 3875): variables and a body in, a head and a body out.
+    /// Runs `git http-backend`, which speaks CGI (RFC 3875): variables and a body in, a head and a body out.
     async fn git(&self, parts: &http::request::Parts, body: &[u8]) -> Result<Response<Body>, std::io::Error> {
         let field = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let root = self.repositories.lock().unwrap().clone();
@@ -259,8 +259,8 @@ impl Origin {
     }
 }
 
-/// The credential comes back in fields, in the reason, in a body cut at byte `n` (the query), and in a trailer.
-fn told(parts: &http::request::Parts) -> Response<Body> {
+/// Echoes the credential in fields, in a body that is cut at byte `n` (from the query), and in a trailer.
+fn echo_request(parts: &http::request::Parts) -> Response<Body> {
     let all =
         parts.headers.iter().map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes())));
     let text = format!("{}\n{}end\n", parts.uri, all.collect::<String>());
@@ -276,12 +276,12 @@ fn told(parts: &http::request::Parts) -> Response<Body> {
         return response.body(full(text)).unwrap();
     }
     let cut = query.split('&').find_map(|n| n.parse::<usize>().ok()).unwrap_or_default().min(text.len());
-    // Not http-body-util's channel: it loses what is sent at once with its end.
+    // http-body-util's channel loses data that is sent immediately before its end.
     let (send, mut received) = tokio::sync::mpsc::channel(4);
     tokio::spawn(async move {
         let (first, rest) = text.split_at(cut);
         let _ = send.send(Frame::data(Bytes::copy_from_slice(first.as_bytes()))).await;
-        // The first part has been taken, and so has left, before the second is there.
+        // The first part has been taken, and therefore sent, before the second is queued.
         while send.capacity() < 4 && !send.is_closed() {
             tokio::task::yield_now().await;
         }
@@ -298,7 +298,7 @@ fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Res
     let number = query.and_then(|q| q.parse::<usize>().ok());
     match path {
         "/big" => Response::new(zeros(number.unwrap_or_default(), Streaming::begin(streaming))),
-        // As that, and it says how long it is.
+        // Like `/big`, with a Content-Length.
         "/known" => {
             let length = number.unwrap_or_default();
             let response = Response::builder().header("content-length", length);
@@ -314,7 +314,7 @@ fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Res
             });
             Response::builder().header("trailer", "x-sum").body(body.boxed_unsync()).unwrap()
         }
-        // A head and one byte, then nothing.
+        // Sends a head and one byte, then stalls.
         "/stall-body" => {
             let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
             tokio::spawn(async move {
@@ -323,7 +323,7 @@ fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Res
             });
             Response::new(body.boxed_unsync())
         }
-        // Breaks off in the middle.
+        // Aborts in the middle of the body.
         "/cut" => {
             let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
             tokio::spawn(async move {
@@ -332,7 +332,7 @@ fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Res
             });
             Response::new(body.boxed_unsync())
         }
-        // Fields with which an origin must not be able to impersonate the proxy.
+        // Sends fields with which an origin must not be able to impersonate the proxy.
         "/pretend" => Response::builder()
             .header("exeat-refusal", "host_not_allowed")
             .header("exeat-request-id", "forged")
@@ -368,8 +368,8 @@ fn zeros(mut left: usize, streaming: Streaming) -> Body {
     StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync()
 }
 
-/// An origin of raw bytes: it reads until `until` has arrived (empty: anything) and then says `words`.
-/// Returns its port and what it read.
+/// Starts an origin of raw bytes. It reads until `until` has arrived (if empty: any byte) and then sends `words`.
+/// Returns its port and the bytes that it read.
 pub async fn raw(until: &'static str, words: &'static [u8]) -> (u16, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -400,10 +400,10 @@ pub async fn raw(until: &'static str, words: &'static [u8]) -> (u16, Arc<Mutex<V
     (port, read)
 }
 
-/// As [`raw`], behind TLS, for a name: it waits for the end of a head.
-pub async fn raw_tls(ground: &super::Ground, name: &str, words: &'static [u8]) -> (u16, Arc<AtomicUsize>) {
-    ground.dns.set(name, &["127.0.0.1"]);
-    let mut config = ground.server_config(name).as_ref().clone();
+/// Like [`raw`], behind TLS and with a name. It reads until the end of a head.
+pub async fn raw_tls(builder: &super::LabBuilder, name: &str, words: &'static [u8]) -> (u16, Arc<AtomicUsize>) {
+    builder.dns.set(name, &["127.0.0.1"]);
+    let mut config = builder.server_config(name).as_ref().clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

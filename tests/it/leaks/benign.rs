@@ -1,5 +1,5 @@
-//! Streams that hold no value pass as they are, each message before the next is sent; and what is found once an
-//! answer is under way breaks it off.
+//! Streams without a value pass unchanged, each message before the next is sent. A find in an answer in progress aborts
+//! it.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Channel};
@@ -11,7 +11,7 @@ use super::config;
 use super::forms::{VALUES, contains};
 use super::road::{chunk, frame, line, more, unmasked, upgrade};
 use crate::lab::client::{auth, read_head};
-use crate::lab::{Ground, Lab, PATIENCE};
+use crate::lab::{Lab, LabBuilder, TIMEOUT};
 
 /// Both ends of an exchange through a proxy.
 struct Ends {
@@ -22,21 +22,21 @@ struct Ends {
 
 struct End {
     stream: TcpStream,
-    /// Read and not yet looked at.
+    /// Bytes that have been read and not yet checked.
     rest: Vec<u8>,
 }
 
 const SOCKET: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// A chunked upload that is answered by a stream, or a WebSocket.
+/// Opens a chunked upload that is answered by a stream, or a WebSocket.
 async fn ends(kind: &str, is_socket: bool) -> Ends {
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let text = config(&ground, &[port], &VALUES);
-    let lab = ground.proxy(&text).await;
+    let text = config(&builder, &[port], &VALUES);
+    let lab = builder.proxy(&text).await;
     let mut client = lab.connect().await;
     let method = if is_socket { "GET" } else { "POST" };
     let mut head = format!(
@@ -51,7 +51,7 @@ async fn ends(kind: &str, is_socket: bool) -> Ends {
         head.push_str(&format!("Content-Type: {kind}\r\nTransfer-Encoding: chunked\r\n"));
     }
     client.write_all(format!("{head}\r\n").as_bytes()).await.unwrap();
-    let (mut origin, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let (mut origin, _) = timeout(TIMEOUT, listener.accept()).await.unwrap().unwrap();
     assert!(read_head(&mut origin).await.starts_with(method));
     let answer = format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n");
     origin.write_all(if is_socket { SOCKET } else { answer.as_bytes() }).await.unwrap();
@@ -61,7 +61,7 @@ async fn ends(kind: &str, is_socket: bool) -> Ends {
 }
 
 impl End {
-    /// The next bytes of a chunked body; less at its end.
+    /// Reads the next bytes of a chunked body; fewer at its end.
     async fn data(&mut self, length: usize) -> Vec<u8> {
         let reading = async {
             let mut data = Vec::new();
@@ -76,12 +76,12 @@ impl End {
             }
             data
         };
-        timeout(PATIENCE, reading).await.expect("it is not held back")
+        timeout(TIMEOUT, reading).await.expect("the message is not held back")
     }
 
     async fn bytes(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        timeout(PATIENCE, self.stream.read_exact(&mut bytes)).await.expect("it is not held back").unwrap();
+        timeout(TIMEOUT, self.stream.read_exact(&mut bytes)).await.expect("the message is not held back").unwrap();
         bytes
     }
 
@@ -90,7 +90,7 @@ impl End {
     }
 }
 
-/// Messages that come close: byte by byte to the last one that may go, many at once, and what is none at all.
+/// Returns messages that nearly match: every prefix that may pass, many in one message, and unrelated ones.
 fn messages() -> Vec<Vec<u8>> {
     let mut messages = Vec::new();
     for (_, value) in VALUES {
@@ -104,15 +104,15 @@ fn messages() -> Vec<Vec<u8>> {
     messages
 }
 
-/// Whole messages that hold nearly all of a value, again and again.
+/// Returns whole messages that repeatedly contain nearly all of a value.
 fn near_misses() -> Vec<u8> {
     let (_, value) = VALUES[1];
-    // Ten thousand in one message would be a find: nobody writes so many by accident.
+    // Ten thousand in one message would be a find, because that many do not occur by accident.
     [&value.as_bytes()[..value.len() - 1], b"!"].concat().repeat(9_000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_and_uploads_pass_as_they_are_and_are_not_late() {
+async fn events_and_uploads_pass_unchanged_without_delay() {
     for kind in ["text/event-stream", "application/octet-stream"] {
         let mut ends = ends(kind, false).await;
         for message in messages() {
@@ -132,7 +132,7 @@ async fn events_and_uploads_pass_as_they_are_and_are_not_late() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_a_websocket_pass_as_they_are_and_are_not_late() {
+async fn websocket_messages_pass_unchanged_without_delay() {
     let mut ends = ends("", true).await;
     for message in messages().into_iter().chain([near_misses()]) {
         let up = frame(2, true, &message);
@@ -144,13 +144,13 @@ async fn messages_of_a_websocket_pass_as_they_are_and_are_not_late() {
     }
 }
 
-/// A call in both directions, whose server says back what it hears.
+/// A call that streams in both directions, whose server echoes its input.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_grpc_pass_as_they_are_and_are_not_late() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let text = config(&ground, &[origin.port()], &VALUES);
-    let lab = ground.proxy(&text).await;
+async fn grpc_messages_pass_unchanged_without_delay() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let text = config(&builder, &[origin.port()], &VALUES);
+    let lab = builder.proxy(&text).await;
     let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
     let mut sender = lab.h2(&format!("api.test:{}", origin.port())).await;
     let request = http::Request::post(format!("https://api.test:{}/echo", origin.port()));
@@ -162,35 +162,35 @@ async fn messages_of_grpc_pass_as_they_are_and_are_not_late() {
         let sent = [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes(), &message].concat();
         send.send_data(sent.clone().into()).await.unwrap();
         if let Some(answered) = asked.take() {
-            answer = Some(timeout(PATIENCE, answered).await.expect("an answer").unwrap().into_body());
+            answer = Some(timeout(TIMEOUT, answered).await.expect("an answer").unwrap().into_body());
         }
         let mut came = Vec::new();
         while came.len() < sent.len() {
-            let next = timeout(PATIENCE, answer.as_mut().unwrap().frame()).await.expect("it is not held back");
+            let next = timeout(TIMEOUT, answer.as_mut().unwrap().frame()).await.expect("the message is not held back");
             came.extend(next.unwrap().unwrap().into_data().unwrap());
         }
-        // An answer of many frames may pause anywhere, and the half of a value before a pause is masked.
+        // An answer of many frames may pause anywhere, and half of a value before a pause is masked.
         let is_near_miss = message.len() > 200_000;
         let is_same = |(came, sent): (&u8, &u8)| came == sent || (is_near_miss && *came == b'*');
         assert!(came.len() == sent.len() && came.iter().zip(&sent).all(is_same), "{} bytes", message.len());
     }
 }
 
-/// Once the answer's head has gone, there is no 403 any more.
+/// Once the head of the answer has been sent, there can be no 403.
 #[tokio::test]
-async fn what_is_found_behind_an_answer_breaks_it_off() {
+async fn a_find_after_the_answers_head_aborts_it() {
     let mut ends = ends("text/plain", false).await;
     ends.origin.write(&chunk(b"go on")).await;
     assert_eq!(ends.client.data(5).await, b"go on");
     let (name, value) = VALUES[1];
     ends.client.write(&chunk(value.as_bytes())).await;
     let mut heard = Vec::new();
-    let _ = timeout(PATIENCE, ends.client.stream.read_to_end(&mut heard)).await.expect("it ends");
+    let _ = timeout(TIMEOUT, ends.client.stream.read_to_end(&mut heard)).await.expect("the connection closes");
     assert!(!heard.ends_with(b"0\r\n\r\n"), "cut, not ended: {}", String::from_utf8_lossy(&heard));
     let line = ends.lab.ended(0).await;
     assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("leak_detected")), "{line}");
     assert!(line["rule"].as_str().unwrap().starts_with(&format!("{name}: ")), "{line}");
     let mut arrived = Vec::new();
-    let _ = timeout(PATIENCE, ends.origin.stream.read_to_end(&mut arrived)).await.expect("it ends");
+    let _ = timeout(TIMEOUT, ends.origin.stream.read_to_end(&mut arrived)).await.expect("the connection closes");
     assert!(!contains(&arrived, &value.as_bytes()[..value.len() / 2]), "{}", String::from_utf8_lossy(&arrived));
 }

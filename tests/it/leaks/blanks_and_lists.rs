@@ -1,4 +1,4 @@
-//! Values in requests with blanks that origins ignore, and in lists of numbers that end at a pause.
+//! Values in requests with whitespace that origins ignore, and in lists of numbers that end at a pause.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::forms::{contains, encode};
 use super::road::{Ask, Payload, Way, chunk, frame};
 
 const SHORT: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
-/// Of a URL without a password only the whole is looked for.
+/// In a URL without a password, only the whole value is searched for.
 const URL: &str = "https://hooks.slack.com/services/T01ABCDEF23/B04GHIJKL56/k7Qz2mXv9LpW4sVt6eRRu8Yb";
 
-/// A value as lists of numbers, without what may stand behind them.
+/// Returns a value as lists of numbers, without a closing delimiter.
 pub fn lists(value: &str) -> Vec<String> {
     let join = |write: &dyn Fn(u8) -> String, between: &str| value.bytes().map(write).collect::<Vec<_>>().join(between);
     vec![
@@ -28,10 +28,10 @@ pub fn lists(value: &str) -> Vec<String> {
     ]
 }
 
-/// A blank before a media type: HTTP/2 keeps it, and HTTP/1.1 takes it for what stands behind the colon. The origin reads
-/// the type, and so it reads the messages.
+/// Whitespace before a media type: HTTP/2 keeps it, and HTTP/1.1 treats it as the whitespace after the colon. The
+/// origin reads the type, and therefore decodes the messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compressed_message_behind_a_blank_before_its_media_type() {
+async fn whitespace_before_a_media_type_hides_no_compressed_message() {
     let field = Field::holding(&[("KEY", SHORT)]).await;
     let message = encode("gzip", format!("{{\"k\":\"{SHORT}\"}}").as_bytes());
     let mut body = vec![1];
@@ -61,7 +61,7 @@ async fn a_compressed_message_behind_a_blank_before_its_media_type() {
     assert!(passed.is_empty(), "the origin got the message with: {passed:#?}");
 }
 
-/// All of a value has come, and the sender pauses right behind its last digit.
+/// The whole value has arrived, and the sender pauses directly after its last digit.
 #[test]
 fn a_whole_value_in_a_list_of_numbers_does_not_leave_at_a_pause() {
     let mut left = Vec::new();
@@ -83,7 +83,7 @@ fn a_whole_value_in_a_list_of_numbers_does_not_leave_at_a_pause() {
 
 /// The same against the daemon.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_value_in_a_list_of_numbers_does_not_get_to_the_origin_at_a_pause() {
+async fn a_whole_value_in_a_list_of_numbers_does_not_reach_the_origin_at_a_pause() {
     let field = Field::holding(&[("KEY", URL)]).await;
     let mut left = Vec::new();
     for way in Way::H1 {
@@ -105,10 +105,10 @@ async fn a_whole_value_in_a_list_of_numbers_does_not_get_to_the_origin_at_a_paus
     assert!(left.is_empty(), "{left:#?}");
 }
 
-/// Blanks around the values of fields: HTTP/2 keeps them, and for HTTP/1.1 they are none of the value. A field with
-/// another behind it, and a body with its trailers, are read as one text.
+/// Whitespace around field values: HTTP/2 keeps it, and in HTTP/1.1 it is not part of the value. Adjacent fields, and a
+/// body with its trailers, are scanned as one text.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_in_two_fields_with_a_blank_between_that_the_origin_does_not_see() {
+async fn finds_a_value_in_two_fields_with_ignored_whitespace() {
     let field = Field::holding(&[("KEY", SHORT)]).await;
     let to = format!("api.test:{}", field.origins.h1.port);
     let (one, two) = SHORT.split_at(11);
@@ -139,7 +139,7 @@ async fn a_value_in_two_fields_with_a_blank_between_that_the_origin_does_not_see
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_in_a_body_and_a_trailer_with_a_blank_before() {
+async fn finds_a_value_in_a_body_and_a_trailer_with_leading_whitespace() {
     let field = Field::holding(&[("KEY", SHORT)]).await;
     let to = format!("api.test:{}", field.origins.h1.port);
     let (one, two) = SHORT.split_at(11);
@@ -157,9 +157,9 @@ async fn a_value_in_a_body_and_a_trailer_with_a_blank_before() {
     assert_ne!((status, arrived.body), (200, SHORT.as_bytes().to_vec()), "the origin got it");
 }
 
-/// Cookies as servers read them: without the blanks around them, and without quotes.
+/// Cookies as servers parse them: without the surrounding whitespace and without quotes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_in_two_cookies_with_blanks_or_quotes() {
+async fn finds_a_value_in_two_cookies_with_whitespace_or_quotes() {
     let field = Field::holding(&[("KEY", SHORT)]).await;
     let (one, two) = SHORT.split_at(11);
     let mut passed = Vec::new();
@@ -182,7 +182,7 @@ async fn a_value_in_two_cookies_with_blanks_or_quotes() {
     assert!(passed.is_empty(), "{passed:#?}");
 }
 
-/// A message that is nothing but the list: its end is the end of the last number.
+/// A message that consists of the list alone: its end is the end of the last number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_value_in_a_list_of_numbers_does_not_leave_as_a_message() {
     let field = Field::holding(&[("KEY", URL)]).await;

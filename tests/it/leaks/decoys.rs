@@ -1,4 +1,4 @@
-//! Texts that are made to lead the scanner astray, and honest ones that it must not take for such.
+//! Texts that are built to mislead the scanner, and honest texts that it must not mistake for them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn hex() -> String {
     VALUE.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Behind a decoy, the value in hex with one digit escaped.
+/// Returns a decoy followed by the value in hex with one digit escaped.
 fn decoy() -> String {
     let hex = hex();
     let (begin, rest) = hex.split_at(20);
@@ -40,7 +40,7 @@ fn leaves(pieces: &[&[u8]]) -> bool {
 }
 
 #[test]
-fn a_decoy_hides_no_value_wherever_it_is_cut() {
+fn a_decoy_hides_no_value_however_it_is_split() {
     let text = decoy();
     for cut in 0..=text.len() {
         let (one, two) = text.as_bytes().split_at(cut);
@@ -48,7 +48,7 @@ fn a_decoy_hides_no_value_wherever_it_is_cut() {
     }
 }
 
-/// A text is looked through in blocks.
+/// The scanner processes a text in blocks.
 #[test]
 fn a_decoy_hides_no_value_at_the_end_of_a_block() {
     for blanks in 4050..4100 {
@@ -58,7 +58,7 @@ fn a_decoy_hides_no_value_at_the_end_of_a_block() {
 }
 
 #[test]
-fn a_decoy_hides_no_value_behind_another_encoding() {
+fn a_decoy_hides_no_value_after_another_encoding() {
     let hex = hex();
     let (begin, rest) = hex.split_at(9);
     let (digit, end) = rest.split_at(1);
@@ -76,7 +76,7 @@ fn a_decoy_hides_no_value_in_indented_lines() {
     assert!(matcher(&[("KEY", VALUE)]).find(text.as_bytes()).is_some());
 }
 
-/// Nothing of what is skipped is kept: four times as many line breaks take four times as long, not sixteen.
+/// Skipped characters are not buffered: four times as many line breaks take four times as long, not sixteen.
 #[test]
 fn line_breaks_take_linear_time() {
     let time = |kilobytes: usize, lead: &str| {
@@ -105,7 +105,7 @@ fn token(payload: &str, signature: &str) -> String {
     )
 }
 
-/// Fed in small pieces with a pause behind each.
+/// Feeds small pieces with a pause after each. Returns the number of finds.
 fn finds(redactor: &mut Redactor, pieces: impl IntoIterator<Item = Bytes>) -> u64 {
     for piece in pieces {
         redactor.feed(piece);
@@ -117,7 +117,7 @@ fn finds(redactor: &mut Redactor, pieces: impl IntoIterator<Item = Bytes>) -> u6
 }
 
 #[test]
-fn an_echo_of_one_of_two_values_that_begin_alike_is_no_find() {
+fn an_echo_of_one_of_two_values_with_a_common_prefix_is_no_find() {
     let of = |role: &str| {
         format!(
             "{{\"iss\":\"issuer\",\"ref\":\"abcdefghijklmnopqrst\",\"role\":\"{role}\",\"iat\":1612345678,\"exp\":1927921678}}"
@@ -136,7 +136,7 @@ fn an_echo_of_one_of_two_values_that_begin_alike_is_no_find() {
     }
 }
 
-/// A part of a weak value is a word.
+/// A part of a weak value is an ordinary word.
 #[test]
 fn words_in_a_stream_are_no_finds_for_a_weak_value() {
     let weak = Value::new(named("WEAK"), b"password123").whole();
@@ -147,7 +147,7 @@ fn words_in_a_stream_are_no_finds_for_a_weak_value() {
     assert_eq!(redactor.count(), 0);
 }
 
-/// Other tokens have the same head, and it is no secret.
+/// Other tokens have the same head, which is not secret.
 #[test]
 fn a_list_of_other_tokens_is_no_find() {
     let one = |n: u64| {
@@ -159,7 +159,7 @@ fn a_list_of_other_tokens_is_no_find() {
     let text: String = (0..12_000).map(|n| one(n) + "\n").collect();
     let mine = one(424_242);
     for _ in 0..4 {
-        // Where the filter looks is drawn anew each time.
+        // The filter chooses its sample positions anew each time.
         assert!(matcher(&[("KEY", mine.as_bytes())]).find(text.as_bytes()).is_none());
     }
 }

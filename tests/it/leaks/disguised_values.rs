@@ -1,4 +1,4 @@
-//! Attacks of hostile sandboxes and origins with values in disguise, each of which succeeded once.
+//! Attacks of hostile sandboxes and origins with disguised values, each of which succeeded once.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::lab::client::{Way, auth, read_head};
-use crate::lab::{Ground, Lab, Origin, PATIENCE};
+use crate::lab::{Lab, LabBuilder, Origin, TIMEOUT};
 
-/// A value whose bytes can be the head of a message of gRPC: none that says that it is coded begins there.
+/// A value whose bytes can form the head of a gRPC message. No head that announces compression begins in it.
 const VALUE: &str = "rhp_7q2zt9lmx4vbn8kcyw3pdf6sjg1haeroutk5";
 
 fn matcher() -> Arc<Matcher> {
@@ -23,10 +23,10 @@ fn matcher() -> Arc<Matcher> {
 }
 
 async fn lab() -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), VALUE).unwrap();
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&config(origin.port())).await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), VALUE).unwrap();
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&config(origin.port())).await;
     (lab, origin)
 }
 
@@ -38,16 +38,16 @@ fn config(port: u16) -> String {
     )
 }
 
-/// A frame of a client's, with this mask.
+/// Encodes a client frame with this mask.
 fn masked(opcode: u8, mask: [u8; 4], payload: &[u8]) -> Vec<u8> {
     let payload = payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask);
     let payload: Vec<u8> = payload.collect();
     [&[0x80 | opcode, 0x80 | u8::try_from(payload.len()).unwrap()][..], &mask, &payload].concat()
 }
 
-/// Five bytes before each message can be five bytes of a value, for an origin that reads the body as it is.
+/// Five bytes before each message can be five bytes of a value, for an origin that reads the raw body.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_heads_of_messages_hide_nothing() {
+async fn grpc_message_heads_hide_no_value() {
     let (lab, origin) = lab().await;
     let url = format!("https://api.test:{}/x", origin.port());
     let in_two = format!("\0\0\0\0\x08{VALUE}");
@@ -63,9 +63,9 @@ async fn the_heads_of_messages_hide_nothing() {
     assert_eq!(lab.by(Way::TunnelH2, "POST", &url, &[kind], "\0\0\0\0\x08harmless").await.status, 200);
 }
 
-/// Nor does the mask of a WebSocket frame, for an origin that reads what is behind the handshake as it is.
+/// Neither can the mask of a WebSocket frame, for an origin that reads the raw bytes after the handshake.
 #[test]
-fn masks_hide_nothing() {
+fn websocket_masks_hide_no_value() {
     let mask = VALUE.as_bytes().first_chunk().unwrap();
     let rest: Vec<u8> = VALUE.bytes().skip(4).zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
     let frame = masked(2, *mask, &rest);
@@ -73,7 +73,7 @@ fn masks_hide_nothing() {
     assert!(matches!(Upward::new(matcher()).pass(&frame, &mut Vec::new()), Err(RelayError::Leak(_))));
 }
 
-/// A value in pieces over several control frames passes neither whole nor by half.
+/// A value in pieces over several control frames does not pass, neither whole nor by half.
 #[test]
 fn control_frames_do_not_carry_a_value_in_pieces() {
     for size in [1, 9, 20, 39] {
@@ -97,9 +97,9 @@ fn control_frames_do_not_carry_a_value_in_pieces() {
     }
 }
 
-/// A reference may begin with as many zeros as one likes.
+/// A character reference may begin with any number of zeros.
 #[test]
-fn zeros_before_a_number_hide_nothing() {
+fn leading_zeros_hide_no_value() {
     let rows: [&dyn Fn(u8) -> String; 3] =
         [&|b| format!("&#{b:010};"), &|b| format!("&#x{b:040x};"), &|b| format!("&#X{b:09x}")];
     for row in rows {
@@ -111,9 +111,9 @@ fn zeros_before_a_number_hide_nothing() {
     }
 }
 
-/// The last byte of a value may be an escape that needs no end, and half of a short value is all of it.
+/// The last byte of a value may be an escape without a terminator, and half of a short value is all of it.
 #[test]
-fn an_escape_without_an_end_hides_no_last_byte() {
+fn an_unterminated_escape_hides_no_last_byte() {
     for value in ["p4ssw0rd", VALUE] {
         let whose = ValueOwner::Credential(exeat::model::name::CredentialName::new("KEY"));
         let matcher = Arc::new(Matcher::new([(whose, value.as_bytes())].into_iter()));
@@ -136,7 +136,7 @@ fn an_escape_without_an_end_hides_no_last_byte() {
 
 /// The character that opens a part may be escaped, as in the data URL of a form.
 #[test]
-fn parts_behind_an_escaped_opener_are_looked_through() {
+fn parts_after_an_escaped_delimiter_are_scanned() {
     let percent: String = VALUE.bytes().map(|b| format!("%{b:02x}")).collect();
     let part = STANDARD.encode(format!("a text, {percent}, and more of it"));
     let rows = [
@@ -160,7 +160,7 @@ fn parts_behind_an_escaped_opener_are_looked_through() {
 
 /// A flushed part of an encoded stream is sent at a pause, without waiting for more data.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_coded_stream_that_is_flushed_goes_on_at_a_pause() {
+async fn a_flushed_encoded_stream_is_forwarded_at_a_pause() {
     use std::io::Write;
     let text = b"a message that is waited for";
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
@@ -171,12 +171,12 @@ async fn a_coded_stream_that_is_flushed_goes_on_at_a_pause() {
     brotli.flush().unwrap();
     let rows = [("gzip", gzip.get_ref().clone()), ("br", brotli.get_ref().clone())];
     for (coding, coded) in rows {
-        let ground = Ground::new().await;
-        std::fs::write(ground.dir.path().join("value"), VALUE).unwrap();
-        ground.dns.set("api.test", &["127.0.0.1"]);
+        let builder = LabBuilder::new().await;
+        std::fs::write(builder.dir.path().join("value"), VALUE).unwrap();
+        builder.dns.set("api.test", &["127.0.0.1"]);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let lab = ground.proxy(&config(port)).await;
+        let lab = builder.proxy(&config(port)).await;
         let head = format!(
             "POST http://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\
              Content-Encoding: {coding}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
@@ -185,19 +185,19 @@ async fn a_coded_stream_that_is_flushed_goes_on_at_a_pause() {
         );
         let mut client = lab.connect().await;
         client.write_all(&[head.as_bytes(), &coded, b"\r\n"].concat()).await.unwrap();
-        let (mut origin, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        let (mut origin, _) = timeout(TIMEOUT, listener.accept()).await.unwrap().unwrap();
         read_head(&mut origin).await;
         let (mut got, mut data) = (Vec::new(), Vec::new());
         while data.len() < coded.len() {
-            let n = timeout(PATIENCE, origin.read_buf(&mut got)).await.expect("it is let go").unwrap();
-            assert!(n > 0, "it goes on");
+            let n = timeout(TIMEOUT, origin.read_buf(&mut got)).await.expect("the bytes are released").unwrap();
+            assert!(n > 0, "the stream continues");
             data = dechunked(&got);
         }
         assert_eq!(data, coded, "{coding}");
     }
 }
 
-/// The data of the chunks that are whole.
+/// Returns the data of the complete chunks.
 fn dechunked(mut bytes: &[u8]) -> Vec<u8> {
     let mut data = Vec::new();
     while let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") {
@@ -209,22 +209,22 @@ fn dechunked(mut bytes: &[u8]) -> Vec<u8> {
     data
 }
 
-/// The name of a field has no case to us, and keeps it on its way to an origin over HTTP/1.1.
+/// The scanner ignores the case of field names, but the case is kept for an origin over HTTP/1.1.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_does_not_leave_in_base64_as_the_name_of_a_field() {
-    // With a value of which no base64 has a slash: that is in no name.
+async fn a_value_does_not_leave_as_base64_in_a_field_name() {
+    // This needs a value whose base64 has no slash, because names cannot contain one.
     let value = "sk-live-7q2zt9lmx4vbn8kc";
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), value).unwrap();
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), value).unwrap();
     let origin = Origin::http().await;
-    ground.dns.set("plain.test", &["127.0.0.1"]);
+    builder.dns.set("plain.test", &["127.0.0.1"]);
     let text = format!(
         "[integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"plain.test\"]\n\
          [tasks.t]\nintegrations = [\"plain\"]\ncredentials = [\"KEY\"]\n",
         origin.port()
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let to = format!("plain.test:{}", origin.port());
     for before in ["", "x", "xy"] {
         let name = STANDARD_NO_PAD.encode(format!("{before}{value}"));

@@ -1,16 +1,16 @@
-//! Credentials that an origin sends back are redacted, in every place and however they are cut.
+//! Credentials that an origin returns are redacted, in every place and however they are split.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::lab::client::Way;
-use crate::lab::{Ground, KEY, Lab, Origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin};
 
 async fn lab(auth: &str, h1: bool) -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("basic"), format!("user:{KEY}")).unwrap();
-    let origin = if h1 { ground.origin_h1("api.test").await } else { ground.origin("api.test").await };
-    let lab = ground.proxy(&config(origin.port(), auth)).await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("basic"), format!("user:{KEY}")).unwrap();
+    let origin = if h1 { builder.origin_h1("api.test").await } else { builder.origin("api.test").await };
+    let lab = builder.proxy(&config(origin.port(), auth)).await;
     (lab, origin)
 }
 
@@ -23,19 +23,19 @@ fn config(port: u16, auth: &str) -> String {
     )
 }
 
-/// Every form of the value that the echoes below can take.
+/// Returns every form of the value that the echoes below can take.
 fn forms() -> Vec<String> {
     vec![
         KEY.to_owned(),
         STANDARD.encode(format!("user:{KEY}")),
         "sk-live-51H%2F8xPq%2BZz~0%3D%25w%26R".to_owned(),
-        // Half of its secret, which begins behind `sk-live-`, must not be shown at a pause.
+        // Half of the secret, which begins after `sk-live-`, must not be shown at a pause.
         KEY[..17].to_owned(),
     ]
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn echoes_are_overwritten_in_fields_bodies_and_trailers() {
+async fn echoes_are_redacted_in_fields_bodies_and_trailers() {
     let auths = [
         "auth_type = \"bearer\"",
         "auth_type = \"header\"\nauth_header_name = \"X-Api-Key\"",
@@ -75,9 +75,9 @@ async fn echoes_are_overwritten_in_fields_bodies_and_trailers() {
     }
 }
 
-/// The body is cut at every byte, with a pause there; what comes is as long, and the value never in it.
+/// The body is split at every byte, with a pause there. The answer has the same length and never contains the value.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_cut_at_every_byte_is_overwritten() {
+async fn an_echo_is_redacted_wherever_its_body_is_split() {
     let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
     let mut sender = lab.h2(&format!("api.test:{}", origin.port())).await;
     let mut longest = None;
@@ -95,9 +95,9 @@ async fn a_body_cut_at_every_byte_is_overwritten() {
     }
 }
 
-/// A stream whose pieces come one by one is not held up by what is looked for.
+/// The scan does not delay a stream whose pieces arrive one by one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_pauses_is_not_late() {
+async fn a_pausing_stream_is_not_delayed() {
     use http_body_util::{BodyExt, Channel};
     let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
     let (mut send, body) = Channel::<bytes::Bytes, std::io::Error>::new(4);
@@ -108,7 +108,8 @@ async fn a_stream_that_pauses_is_not_late() {
     send.send_data("data: 0\n\n".into()).await.unwrap();
     let mut answer = answered.await.unwrap().into_body();
     for n in 1..5 {
-        let frame = tokio::time::timeout(crate::lab::PATIENCE, answer.frame()).await.expect("it is not held back");
+        let frame =
+            tokio::time::timeout(crate::lab::TIMEOUT, answer.frame()).await.expect("the message is not held back");
         let data = frame.unwrap().unwrap().into_data().unwrap();
         assert_eq!(data, format!("data: {}\n\n", n - 1));
         send.send_data(format!("data: {n}\n\n").into()).await.unwrap();
@@ -117,9 +118,9 @@ async fn a_stream_that_pauses_is_not_late() {
 
 /// A value in a response to a request without it may come from a store of stolen keys.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_that_was_not_sent_raises_an_alarm() {
+async fn a_value_that_was_not_sent_is_a_find() {
     let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
-    // The origin has it from elsewhere: here, from a body that nobody can have recognised.
+    // The origin has it from another source: here, from a body in which it cannot be recognised.
     let url = format!("https://api.test:{}/reverse", origin.port());
     let body: String = format!("{}{KEY}", "x".repeat(70_000)).chars().rev().collect();
     let reply = lab.by(Way::Absolute, "POST", &url, &[], &body).await;
@@ -132,13 +133,13 @@ async fn a_value_that_was_not_sent_raises_an_alarm() {
     );
 }
 
-/// An answer behind a coding that nobody asked for could hold anything.
+/// An answer in a coding that was not requested could contain anything.
 #[tokio::test]
-async fn an_answer_that_cannot_be_read_is_refused_where_a_credential_could_be_in_it() {
+async fn refuses_an_undecodable_answer_that_could_contain_a_credential() {
     let words = b"HTTP/1.1 200 OK\r\ncontent-encoding: compress\r\ncontent-length: 5\r\n\r\nxxxxx";
-    let ground = Ground::new().await;
-    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
-    let lab = ground.proxy(&config(port, "auth_type = \"bearer\"")).await;
+    let builder = LabBuilder::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&builder, "api.test", words).await;
+    let lab = builder.proxy(&config(port, "auth_type = \"bearer\"")).await;
     let url = format!("https://api.test:{port}/");
     let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-credential", "KEY")], "").await;
     reply.assert_refused(502, "upstream_protocol");
@@ -147,7 +148,7 @@ async fn an_answer_that_cannot_be_read_is_refused_where_a_credential_could_be_in
 
 /// Fields that describe only the encoded response are removed from the decoded one, for HEAD as well.
 #[tokio::test]
-async fn a_coded_answer_is_delivered_as_it_is_and_its_head_says_so() {
+async fn an_encoded_answer_is_delivered_decoded_with_a_matching_head() {
     use std::io::Write;
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(format!("before {KEY} after").as_bytes()).unwrap();
@@ -160,9 +161,9 @@ async fn a_coded_answer_is_delivered_as_it_is_and_its_head_says_so() {
     words.extend(&body);
     let words: &'static [u8] = words.leak();
     for method in ["GET", "HEAD"] {
-        let ground = Ground::new().await;
-        let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
-        let lab = ground.proxy(&config(port, "auth_type = \"bearer\"")).await;
+        let builder = LabBuilder::new().await;
+        let (port, _) = crate::lab::origin::raw_tls(&builder, "api.test", words).await;
+        let lab = builder.proxy(&config(port, "auth_type = \"bearer\"")).await;
         let url = format!("https://api.test:{port}/");
         let reply = lab.by(Way::TunnelH1, method, &url, &[("exeat-credential", "KEY")], "").await;
         assert_eq!(reply.status, 200);
@@ -175,9 +176,10 @@ async fn a_coded_answer_is_delivered_as_it_is_and_its_head_says_so() {
     }
 }
 
-/// Of what the client takes, only what can be undone is asked for; a part of something coded cannot.
+/// Of the codings that the client accepts, only those that the proxy can decode are requested. A range of an encoded
+/// body cannot be decoded.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_are_asked_for_in_codings_that_can_be_undone() {
+async fn only_supported_codings_are_requested() {
     let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
     let url = format!("https://api.test:{}/", origin.port());
     for (fields, want) in [
@@ -191,13 +193,13 @@ async fn answers_are_asked_for_in_codings_that_can_be_undone() {
     }
 }
 
-/// The reason behind the status is the origin's own text.
+/// The reason phrase is text of the origin.
 #[tokio::test]
-async fn a_reason_phrase_tells_nothing() {
+async fn a_reason_phrase_is_not_forwarded() {
     let words = b"HTTP/1.1 200 sk-live-51H/8xPq+Zz~0=%w&R\r\ncontent-length: 5\r\n\r\nhello";
-    let ground = Ground::new().await;
-    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
-    let lab = ground.proxy(&config(port, "auth_type = \"bearer\"")).await;
+    let builder = LabBuilder::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&builder, "api.test", words).await;
+    let lab = builder.proxy(&config(port, "auth_type = \"bearer\"")).await;
     let at = format!("api.test:{port}");
     let head = format!(
         "GET https://{at}/ HTTP/1.1\r\nHost: {at}\r\n{{auth}}Exeat-Credential: KEY\r\nConnection: close\r\n\r\n"
@@ -208,16 +210,16 @@ async fn a_reason_phrase_tells_nothing() {
 
 /// A field that cannot be redacted in place is redacted whole or removed; both are reported.
 #[tokio::test]
-async fn an_echo_behind_odd_encodings_or_in_a_name_is_redacted_and_raises_the_alarm() {
+async fn an_echo_in_unusual_encodings_or_in_a_name_is_redacted_and_a_find() {
     let folded = "Ghp7q2zt9lmx4vbn8kcYW3P";
     for words in [
         &b"HTTP/1.1 200 OK\r\nlocation: /?k=%47hp7q2zt%39lmx4vbn8kcYW3P\r\ncontent-length: 0\r\n\r\n"[..],
         b"HTTP/1.1 200 OK\r\nx-ghp7q2zt9lmx4vbn8kcyw3p: 1\r\ncontent-length: 0\r\n\r\n",
     ] {
-        let ground = Ground::new().await;
-        std::fs::write(ground.dir.path().join("folded"), folded).unwrap();
-        let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
-        let lab = ground.proxy(&config(port, "auth_type = \"bearer\"").replace("env:KEY", "file:folded")).await;
+        let builder = LabBuilder::new().await;
+        std::fs::write(builder.dir.path().join("folded"), folded).unwrap();
+        let (port, _) = crate::lab::origin::raw_tls(&builder, "api.test", words).await;
+        let lab = builder.proxy(&config(port, "auth_type = \"bearer\"").replace("env:KEY", "file:folded")).await;
         let reply = lab.by(Way::Absolute, "GET", &format!("https://api.test:{port}/"), &[], "").await;
         let fields = format!("{:?}", reply.headers).to_lowercase();
         assert!(reply.status == 200 && !fields.contains("4vbn8kcyw3p"), "{fields}");

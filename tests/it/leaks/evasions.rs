@@ -1,5 +1,5 @@
-//! Ways to get a value, or nearly all of it, past the scanner, and honest texts that it must not take for finds. Each was
-//! found by playing a hostile sandbox.
+//! Ways to get a value, or nearly all of it, past the scanner, and honest texts that must not be finds. Each was found
+//! by playing a hostile sandbox.
 
 use std::sync::Arc;
 
@@ -44,9 +44,9 @@ fn left(matcher: &Arc<Matcher>, pieces: &[&[u8]]) -> (Vec<u8>, bool) {
     (out, false)
 }
 
-/// Of a value that goes on behind more line breaks than the lag is long, no part that takes 2^40 guesses leaves.
+/// If a value continues after more line breaks than the lag holds, no part that takes 2^40 guesses leaves.
 #[test]
-fn nearly_all_of_a_value_leaves_before_a_long_run_of_what_is_skipped() {
+fn no_large_part_leaves_before_a_long_run_of_skipped_characters() {
     let matcher = matcher(&[("KEY", VALUE)]);
     for skipped in ["\n", "\u{200b}", " "] {
         for right in [23, 20, 16, 15] {
@@ -64,9 +64,9 @@ fn nearly_all_of_a_value_leaves_before_a_long_run_of_what_is_skipped() {
     }
 }
 
-/// The same in hex behind base64, where carriage returns are skipped.
+/// The same in hex inside base64, where carriage returns are skipped.
 #[test]
-fn nearly_all_of_a_value_leaves_in_a_part_with_a_long_run_of_carriage_returns() {
+fn no_large_part_leaves_before_a_long_run_of_carriage_returns() {
     let matcher = matcher(&[("KEY", VALUE)]);
     let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
     let coded = STANDARD.encode(hex);
@@ -86,7 +86,7 @@ fn jwt(role: &str, signature: &str) -> String {
     format!("{head}.{}.{signature}", URL_SAFE_NO_PAD.encode(payload))
 }
 
-/// The first half of a signed token says who it is for, and is the same in other tokens of the same issuer.
+/// The first half of a signed token names its subject, and is the same in other tokens of the same issuer.
 #[test]
 fn another_token_of_the_same_issuer_is_no_find() {
     let held = jwt("service_role", "b7KqWz2mXv9LpW4sVt6eRRu8YbQ3nH5jG1fD0sA9kL2");
@@ -96,7 +96,7 @@ fn another_token_of_the_same_issuer_is_no_find() {
     assert!(matcher(&[("KEY", held.as_bytes())]).find(public.as_bytes()).is_none(), "an anon key");
 }
 
-/// The same, when a token is renewed.
+/// The same for a renewed token.
 #[test]
 fn the_same_token_renewed_is_no_find() {
     let of = |iat: u64, signature: &str| {
@@ -119,9 +119,9 @@ fn the_same_token_renewed_is_no_find() {
     assert_eq!(redactor.finds(true), 0);
 }
 
-/// Each row is a way to write the value that a reader of the language reads back.
+/// Each row is an encoding of the value that a parser of the language decodes.
 #[test]
-fn escapes_of_strings_and_unseen_characters() {
+fn finds_values_in_string_escapes_and_with_invisible_characters() {
     let matcher = matcher(&[("KEY", VALUE)]);
     let value = std::str::from_utf8(VALUE).unwrap();
     let (a, b) = value.split_at(11);
@@ -143,9 +143,9 @@ fn escapes_of_strings_and_unseen_characters() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// A line break, an unseen character that is cut, and the line's indentation, behind so many that they are dropped.
+/// A line break, a split invisible character and the line's indentation, repeated until they are dropped.
 #[test]
-fn a_value_in_indented_lines_is_found_though_an_unseen_character_is_cut() {
+fn finds_a_value_in_indented_lines_with_a_split_invisible_character() {
     let matcher = matcher(&[("KEY", VALUE)]);
     let unseen = "\u{200b}".as_bytes();
     let breaks = b"\n".repeat(2000);
@@ -159,9 +159,9 @@ fn a_value_in_indented_lines_is_found_though_an_unseen_character_is_cut() {
     }
 }
 
-/// The same in one piece: a text is looked through in blocks, and the character is cut at the end of one.
+/// The same in one piece: the scanner processes a text in blocks, and the character is split at the end of a block.
 #[test]
-fn a_value_in_indented_lines_is_found_though_an_unseen_character_stands_at_the_end_of_a_block() {
+fn finds_a_value_in_indented_lines_with_an_invisible_character_at_a_block_end() {
     let matcher = matcher(&[("KEY", VALUE)]);
     let breaks = b"\n".repeat(2000);
     for behind in 1..=3 {
@@ -171,7 +171,7 @@ fn a_value_in_indented_lines_is_found_though_an_unseen_character_stands_at_the_e
     }
 }
 
-/// An answer has the value that was sent as a list of bytes, and as it is.
+/// An answer contains the sent value as a list of bytes and as plain text.
 #[test]
 fn an_echo_in_two_encodings_is_no_find() {
     let value = "k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA1xZq";
@@ -195,11 +195,11 @@ fn an_echo_in_two_encodings_is_no_find() {
     }
 }
 
-/// Line breaks are no dearer than other things that are skipped.
+/// Line breaks cost no more time than other skipped characters.
 #[test]
-fn line_breaks_take_no_longer_than_unseen_characters() {
+fn line_breaks_take_no_longer_than_invisible_characters() {
     let matcher = matcher(&[("KEY", VALUE)]);
-    // The fastest of several runs: other programs slow down some of them.
+    // The fastest of several runs, because other programs slow down some of them.
     let time = |unit: &str| {
         let text = unit.repeat(64 * 1024 / unit.len());
         let runs = (0..8).map(|_| {
@@ -226,9 +226,9 @@ fn misses(matcher: &Arc<Matcher>, unit: &str, piece: usize) -> Option<usize> {
     None
 }
 
-/// How a text is cut does not make more of it.
+/// The number of finds does not depend on how a text is split.
 #[test]
-fn parts_count_once_however_they_are_cut() {
+fn parts_count_once_however_they_are_split() {
     let matcher = matcher(&[("KEY", VALUE)]);
     let escaped: String = VALUE[..23].iter().map(|byte| format!("%{byte:02x}")).collect();
     for unit in [escaped + "#", format!("{} some other text\n", std::str::from_utf8(&VALUE[..23]).unwrap())] {
@@ -239,9 +239,9 @@ fn parts_count_once_however_they_are_cut() {
     }
 }
 
-/// On the way back, what lags behind far enough is overwritten as well.
+/// In answers, parts that lag far enough are overwritten too.
 #[test]
-fn nearly_all_of_a_value_comes_back_before_a_long_run_of_what_is_skipped() {
+fn no_large_part_returns_before_a_long_run_of_skipped_characters() {
     let mut redactor = Redactor::new(matcher(&[("KEY", VALUE)]));
     let text = ["some text ".repeat(1000).as_bytes(), &VALUE[..23], &b"\n".repeat(30_000), &VALUE[23..]].concat();
     let mut out = Vec::new();

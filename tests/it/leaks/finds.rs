@@ -1,4 +1,4 @@
-//! An execution whose requests had too many credentials in them is stopped, on every way in, and no other is.
+//! An execution with too many finds in its requests is stopped, on every way in, and no other execution is.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::lab::client::{Way, auth, empty, h1, read_to_end};
-use crate::lab::{self, Ground, KEY, Lab, Origin};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin};
 
-/// A value that can stand in a host's name.
-const FOLDED: &str = "ghp7q2zt9lmx4vbn8kcyw3p";
+/// A value that is valid in a host name.
+const HOST_NAME_SAFE: &str = "ghp7q2zt9lmx4vbn8kcyw3p";
 const OTHER: &str = "another-token-of-more-than-24-bytes";
 
-/// `t` has two credentials, and a neighbour; `open.test` passes unseen.
+/// `t` has two credentials, and there is another task; `open.test` is an opaque tunnel.
 fn config(origin: &Origin, leak: &str) -> String {
     let port = origin.port();
     let task = "integrations = [\"api\", \"open\"]\ncredentials = [\"KEY\", \"FOLDED\"]\n";
@@ -32,23 +32,23 @@ fn config(origin: &Origin, leak: &str) -> String {
 }
 
 async fn lab(leak: &str) -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("folded"), FOLDED).unwrap();
-    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("open.test", &["127.0.0.1"]);
-    let lab = ground.proxy(&config(&origin, leak)).await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("folded"), HOST_NAME_SAFE).unwrap();
+    std::fs::write(builder.dir.path().join("other"), OTHER).unwrap();
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("open.test", &["127.0.0.1"]);
+    let lab = builder.proxy(&config(&origin, leak)).await;
     (lab, origin)
 }
 
-/// The lines that ended exchanges, by their codes.
+/// Returns the codes of the lines that ended exchanges.
 async fn codes(lab: &Lab) -> Vec<String> {
     let lines = lab.audit().await.into_iter().filter(|line| line["event"] != "decided");
     lines.map(|line| line["code"].as_str().unwrap_or("-").to_owned()).collect()
 }
 
-/// A request of the neighbour's.
-async fn neighbour(lab: &Lab, url: &str) -> u16 {
+/// Sends a request of the other task.
+async fn other_task_get(lab: &Lab, url: &str) -> u16 {
     let token = format!("Basic {}", STANDARD.encode(format!("neighbour:{OTHER}")));
     let host = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
     let request = Request::builder().uri(url).header("host", host).header("proxy-authorization", token);
@@ -56,7 +56,7 @@ async fn neighbour(lab: &Lab, url: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn three_finds_stop_an_execution_on_all_ways_in() {
+async fn three_finds_stop_an_execution_on_every_way() {
     for way in Way::ALL {
         let (lab, origin) = lab("[leak]\nmax_finds = 3").await;
         let to = format!("api.test:{}", origin.port());
@@ -76,13 +76,13 @@ async fn three_finds_stop_an_execution_on_all_ways_in() {
             read_to_end(&mut stream).await;
         }
         let request = Request::builder().uri(&url).body(empty()).unwrap();
-        let reply = timeout(lab::PATIENCE, standing.send_request(request)).await.unwrap().unwrap();
+        let reply = timeout(lab::TIMEOUT, standing.send_request(request)).await.unwrap().unwrap();
         assert_eq!(reply.headers()["exeat-refusal"], "execution_stopped", "{way:?} in a tunnel that stood");
         let text = format!("GET / HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n\r\n");
         still.write_all(text.as_bytes()).await.unwrap();
         assert!(read_to_end(&mut still).await.contains("exeat-refusal: execution_stopped\r\n"), "{way:?}");
-        assert_eq!(origin.seen().len(), asked, "nothing left");
-        assert_eq!(neighbour(&lab, &url).await, 200, "{way:?}");
+        assert_eq!(origin.seen().len(), asked, "nothing was sent");
+        assert_eq!(other_task_get(&lab, &url).await, 200, "{way:?}");
         let codes = codes(&lab).await;
         let count = |code: &str| codes.iter().filter(|it| *it == code).count();
         assert_eq!((count("leak_detected"), count("execution_stopped")), (3, 7), "{way:?} {codes:?}");
@@ -96,7 +96,7 @@ async fn three_finds_stop_an_execution_on_all_ways_in() {
     }
 }
 
-/// Wherever it was found, it counts once.
+/// A value counts once, wherever it was found.
 #[tokio::test]
 async fn every_kind_of_find_counts() {
     let handshake = "GET https://{to}/ HTTP/1.1\r\nhost: {to}\r\n{auth}connection: upgrade\r\nupgrade: websocket\r\n\
@@ -105,18 +105,19 @@ async fn every_kind_of_find_counts() {
         let (lab, origin) = lab("[leak]\nmax_finds = 2").await;
         let to = format!("api.test:{}", origin.port());
         let url = format!("https://{to}/");
-        let named = format!("{FOLDED}.names.test:{}", origin.port());
+        let named = format!("{HOST_NAME_SAFE}.names.test:{}", origin.port());
         for n in 0..2 {
             assert_eq!(lab.get(&url).await.status, 200, "{kind} {n}");
             match kind {
                 "header" => drop(lab.by(Way::Absolute, "GET", &url, &[("x-key", KEY)], "").await),
-                "query" => drop(lab.get(&format!("{url}?k={FOLDED}")).await),
+                "query" => drop(lab.get(&format!("{url}?k={HOST_NAME_SAFE}")).await),
                 "body" => drop(lab.by(Way::TunnelH2, "POST", &url, &[], KEY).await),
                 "host" => drop(lab.get(&format!("https://{named}/")).await),
                 "connect" => drop(lab.try_connect(&named).await),
                 _ => {
                     let token = format!("proxy-authorization: {}\r\n", auth());
-                    let text = handshake.replace("{to}", &to).replace("{auth}", &token).replace("{key}", FOLDED);
+                    let text =
+                        handshake.replace("{to}", &to).replace("{auth}", &token).replace("{key}", HOST_NAME_SAFE);
                     let mut stream = lab.connect().await;
                     stream.write_all(text.as_bytes()).await.unwrap();
                     stream.shutdown().await.unwrap();
@@ -132,39 +133,39 @@ async fn every_kind_of_find_counts() {
 
 /// Requests in flight when an execution is stopped are aborted, and a waiting request is refused.
 #[tokio::test]
-async fn what_is_under_way_ends_when_the_execution_is_stopped() {
+async fn requests_in_flight_end_when_the_execution_is_stopped() {
     let (lab, origin) = lab("[leak]\nmax_finds = 1").await;
     let to = format!("api.test:{}", origin.port());
     let stalled = lab.absolute("GET", &format!("https://{to}/stall-body")).body(empty()).unwrap();
     let download = h1(lab.connect().await, stalled).await;
     assert_eq!(download.status(), 200);
     let mut opaque = lab.tunnel(&format!("open.test:{}", origin.port())).await;
-    // The first bytes of TLS, which no origin answers, open it.
+    // The ClientHello opens the tunnel; the origin does not answer it.
     opaque.write_all(&hello("open.test")).await.unwrap();
     let mut waiting = lab.h2(&to).await;
     let request = Request::builder().uri(format!("https://{to}/stall")).body(empty()).unwrap();
     let waiting = tokio::spawn(async move { waiting.send_request(request).await.unwrap() });
-    until(|| origin.seen().iter().any(|seen| seen.uri.path() == "/stall")).await;
+    wait_until(|| origin.seen().iter().any(|seen| seen.uri.path() == "/stall")).await;
     until_decided(&lab, 3).await;
     lab.by(Way::Absolute, "GET", &format!("https://{to}/"), &[("x-key", KEY)], "")
         .await
         .assert_refused(403, "leak_detected");
-    let answer = timeout(lab::PATIENCE, waiting).await.unwrap().unwrap();
+    let answer = timeout(lab::TIMEOUT, waiting).await.unwrap().unwrap();
     assert_eq!(
         (answer.status().as_u16(), &answer.headers()["exeat-refusal"]),
         (403, &"execution_stopped".parse().unwrap())
     );
-    assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err(), "the download breaks off");
+    assert!(timeout(lab::TIMEOUT, download.collect()).await.unwrap().is_err(), "the download is aborted");
     let mut rest = Vec::new();
-    let _ = timeout(lab::PATIENCE, opaque.read_to_end(&mut rest)).await.expect("the tunnel ends");
+    let _ = timeout(lab::TIMEOUT, opaque.read_to_end(&mut rest)).await.expect("the tunnel ends");
     let lines = ended(&lab, 4).await;
     let stopped = lines.iter().filter(|line| line["code"] == "execution_stopped").count();
     assert_eq!((stopped, lines.len()), (3, 4), "{lines:#?}");
 }
 
-/// A new policy forgets nothing, and one that allows more finds does not undo that the execution was stopped.
+/// A new policy resets no count, and a policy that allows more finds does not resume a stopped execution.
 #[tokio::test]
-async fn a_reload_forgets_no_find() {
+async fn a_reload_keeps_the_count_of_finds() {
     let (lab, origin) = lab("[leak]\nmax_finds = 2").await;
     let url = format!("https://api.test:{}/", origin.port());
     let find = || lab.by(Way::TunnelH2, "GET", &url, &[("x-key", KEY)], "");
@@ -177,12 +178,12 @@ async fn a_reload_forgets_no_find() {
     lab.get(&url).await.assert_refused(403, "execution_stopped");
     lab.reload(&config(&origin, "[leak]\nmax_finds = 3"));
     lab.get(&url).await.assert_refused(403, "execution_stopped");
-    assert_eq!(neighbour(&lab, &url).await, 200);
+    assert_eq!(other_task_get(&lab, &url).await, 200);
 }
 
-/// Three, unless the configuration says otherwise.
+/// The limit is three unless the configuration sets another.
 #[tokio::test]
-async fn three_are_the_default() {
+async fn the_default_limit_is_three_finds() {
     let (lab, origin) = lab("").await;
     let url = format!("https://api.test:{}/", origin.port());
     lab.reload(&config(&origin, ""));
@@ -192,7 +193,7 @@ async fn three_are_the_default() {
     lab.by(Way::Absolute, "POST", &url, &[], KEY).await.assert_refused(403, "execution_stopped");
 }
 
-/// A `ClientHello` for a name.
+/// Returns a `ClientHello` for a name.
 pub fn hello(name: &str) -> Vec<u8> {
     let config = lab::client::client_config(rustls::RootCertStore::empty(), &[]);
     let name = name.to_owned().try_into().unwrap();
@@ -202,10 +203,10 @@ pub fn hello(name: &str) -> Vec<u8> {
     bytes
 }
 
-async fn until(mut done: impl FnMut() -> bool) {
+async fn wait_until(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < lab::PATIENCE, "it does not come");
+        assert!(start.elapsed() < lab::TIMEOUT, "the condition was not met in time");
         tokio::task::yield_now().await;
     }
 }

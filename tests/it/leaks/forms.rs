@@ -1,23 +1,23 @@
-//! The forms of a value. The encoders are the tests' own and share no code with the scanner.
+//! The forms of a value. The encoders belong to the tests and share no code with the scanner.
 
 use std::io::{Read, Write};
 
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 
-/// Forms that are not found yet. A row of this list that is found fails the test: take it out then.
+/// The forms that are not found yet. The test fails if a form in this list is found; then remove it.
 pub const NOT_YET: &[&str] = &[];
 
-/// The values; the first has the most special characters, and the last may appear in names.
+/// The values; the first has the most special characters, and the last is valid in names.
 pub const VALUES: [(&str, &str); 3] =
     [("ODD", "q?>~ \"x/+&=%<'???>>>Zz 7w9J"), ("KEY", crate::lab::KEY), ("NAMED", "tok7q2zt9lmx4vbn8kcyw3pd")];
 
-/// How a value is written.
+/// An encoding of a value.
 #[derive(Clone, Copy)]
 pub struct Form {
     pub name: &'static str,
     write: fn(&[u8]) -> Vec<u8>,
-    /// Capitals tell as much as small letters.
+    /// Whether upper case and lower case letters are significant.
     pub cased: bool,
     /// The content codings of a body in this form.
     pub codings: &'static [&'static str],
@@ -32,8 +32,8 @@ impl Form {
         NOT_YET.contains(&self.name)
     }
 
-    /// With how many bytes of the text half of the value is known, or eight bytes of a short one. An escape counts
-    /// once it has ended.
+    /// Returns the number of bytes of the text that reveal half of the value, or eight bytes of a short one. An escape
+    /// counts once it has ended.
     pub fn half(&self, value: &str) -> usize {
         let last = value.len().div_ceil(2).max(8).min(value.len()) - 1;
         let agree = |a: &[u8], b: &[u8]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
@@ -42,7 +42,8 @@ impl Form {
         known.max(ended.unwrap_or_default())
     }
 
-    /// How many bytes of the text, at its beginning and at its end, tell nothing certain about the value.
+    /// Returns the number of bytes at the beginning and at the end of the text that reveal nothing certain about the
+    /// value.
     pub fn edges(&self, value: &str) -> (usize, usize) {
         let begin = |a: &[u8], b: &[u8]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let end = |a: &[u8], b: &[u8]| a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
@@ -50,7 +51,7 @@ impl Form {
         (most(0, begin) + 1, most(value.len() - 1, end) + 1)
     }
 
-    /// How far the text agrees with those of values that are others at one byte.
+    /// Returns the lengths for which the text agrees with the texts of values that differ in one byte.
     fn agreements(&self, value: &str, at: usize, measure: fn(&[u8], &[u8]) -> usize) -> impl Iterator<Item = usize> {
         let (text, write, value) = (self.write(value), self.write, value.as_bytes().to_vec());
         let own = value[at];
@@ -61,12 +62,12 @@ impl Form {
         })
     }
 
-    /// A whole body with its codings.
+    /// Encodes a complete body with its content codings.
     pub fn coded(&self, body: &[u8]) -> Vec<u8> {
         self.codings.iter().fold(body.to_vec(), |body, coding| encode(coding, &body))
     }
 
-    /// As much as can be decoded of what may be cut.
+    /// Decodes as much as possible of a body that may be truncated.
     pub fn decoded(&self, body: &[u8]) -> Vec<u8> {
         self.codings.iter().rev().fold(body.to_vec(), |body, coding| decode(coding, &body))
     }
@@ -90,7 +91,7 @@ const fn coded(name: &'static str, codings: &'static [&'static str]) -> Form {
     Form { name, write: <[u8]>::to_vec, cased: true, codings }
 }
 
-/// All of them; those behind codings come last.
+/// All forms; those with content codings come last.
 pub const FORMS: [Form; 56] = [
     form("as it is", <[u8]>::to_vec),
     form("with a line break in it", |v| [&v[..v.len() / 3], b"\r\n", &v[v.len() / 3..]].concat()),
@@ -175,7 +176,7 @@ fn each(value: &[u8], write: impl Fn(u8) -> String) -> Vec<u8> {
     value.iter().flat_map(|byte| write(*byte).into_bytes()).collect()
 }
 
-/// Some bytes escaped and some not, with no rule that a reader could go by.
+/// Escapes some bytes and not others, in no regular pattern.
 fn mixed(value: &[u8], escape: impl Fn(u8, usize) -> String) -> Vec<u8> {
     let numbered = value.iter().enumerate();
     numbered
@@ -186,7 +187,7 @@ fn mixed(value: &[u8], escape: impl Fn(u8, usize) -> String) -> Vec<u8> {
         .collect()
 }
 
-/// Escapes all characters that RFC 3986 does not call unreserved.
+/// Escapes all characters except the unreserved ones of RFC 3986.
 fn reserved(byte: u8, mark: &str) -> String {
     if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
         char::from(byte).to_string()
@@ -195,7 +196,7 @@ fn reserved(byte: u8, mark: &str) -> String {
     }
 }
 
-/// The inside of a JSON string.
+/// Returns the inside of a JSON string.
 fn json(value: &[u8]) -> Vec<u8> {
     each(value, |byte| match byte {
         b'"' | b'\\' | b'/' => format!("\\{}", char::from(byte)),
@@ -288,7 +289,7 @@ fn decode(coding: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Text that says nothing, of letters that compress badly.
+/// Returns meaningless letters that compress badly.
 pub fn junk(length: usize) -> Vec<u8> {
     let mut state = 1_u32;
     let mut next = || {
@@ -302,9 +303,9 @@ pub fn contains(text: &[u8], part: &[u8]) -> bool {
     memchr::memmem::find(text, part).is_some()
 }
 
-/// The encoders do what others do.
+/// The encoders produce the same output as other implementations.
 #[test]
-fn the_encoders_write_what_is_expected() {
+fn the_encoders_agree_with_other_implementations() {
     let write = |name: &str| {
         let form = FORMS.iter().find(|form| form.name == name).unwrap();
         String::from_utf8(form.write("a/\"b?c>~")).unwrap()

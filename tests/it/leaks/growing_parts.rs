@@ -1,5 +1,5 @@
-//! Parts of a value in answers: a part that grows confirms guesses and counts each time, and the echo of a value that was
-//! sent does not count, wherever it is cut.
+//! Parts of a value in answers. A growing part confirms guesses and counts each time; the echo of a sent value does not
+//! count, wherever it is split.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::blanks_and_lists::lists;
 use super::origin::Words;
 use super::road::{Ask, Way, unmasked};
 use super::{Field, Origins, config};
-use crate::lab::{Ground, PATIENCE};
+use crate::lab::{LabBuilder, TIMEOUT};
 
 const SHORT: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
 const LONG: &str = "k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA1xZq";
-/// A key with the prefix of GitHub.
+/// A key with GitHub's prefix.
 const PREFIXED: &str = "ghp_k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA";
 
 fn key() -> CredentialName {
@@ -32,13 +32,13 @@ fn matcher(value: &str) -> Arc<Matcher> {
     Arc::new(Matcher::new(std::iter::once(value)))
 }
 
-/// A proxy that stops an execution after three finds.
+/// Starts a proxy that stops an execution after three finds.
 async fn three_finds(value: &str) -> Field {
-    let ground = Ground::new().await;
-    let origins = Origins::start(&ground).await;
+    let builder = LabBuilder::new().await;
+    let origins = Origins::start(&builder).await;
     let ports = [origins.plain.port, origins.h1.port, origins.h2.port];
-    let text = config(&ground, &ports, &[("KEY", value)]).replace("max_finds = 1000000", "max_finds = 3");
-    Field { lab: ground.proxy(&text).await, origins }
+    let text = config(&builder, &ports, &[("KEY", value)]).replace("max_finds = 1000000", "max_finds = 3");
+    Field { lab: builder.proxy(&text).await, origins }
 }
 
 fn taken(redactor: &mut Redactor) -> Vec<u8> {
@@ -62,7 +62,7 @@ fn through(mut redactor: Redactor, text: &[u8], cut: usize, pauses: bool) -> (Ve
 
 /// A part that grows from pause to pause counts each time.
 #[test]
-fn a_part_that_grows_from_pause_to_pause_counts_each_time() {
+fn a_part_that_grows_at_each_pause_counts_each_time() {
     for (value, grown) in [(SHORT, 16), (LONG, 20)] {
         let mut redactor = Redactor::new(matcher(value));
         redactor.feed(Bytes::copy_from_slice(&value.as_bytes()[..grown]));
@@ -80,9 +80,9 @@ fn a_part_that_grows_from_pause_to_pause_counts_each_time() {
     }
 }
 
-/// An echo of the value that was sent is no find, wherever it is cut.
+/// An echo of the sent value is not a find, wherever it is split.
 #[test]
-fn an_echo_of_a_key_with_a_public_prefix_is_no_find_wherever_it_is_cut() {
+fn an_echo_of_a_key_with_a_public_prefix_is_no_find_however_it_is_split() {
     let mut counted = Vec::new();
     for value in [SHORT, LONG, PREFIXED, "sk-ant-api03-k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA1xZqk7Qz2mXv9LpW"] {
         let text = format!("echo {value} and more");
@@ -100,9 +100,9 @@ fn an_echo_of_a_key_with_a_public_prefix_is_no_find_wherever_it_is_cut() {
     assert!(counted.is_empty(), "{counted:#?}");
 }
 
-/// The same against the daemon: three honest echoes in small pieces stop nobody.
+/// The same against the daemon: three honest echoes in small pieces stop no execution.
 #[tokio::test(flavor = "multi_thread")]
-async fn three_echoes_in_small_pieces_stop_nobody() {
+async fn three_echoes_in_small_pieces_stop_no_execution() {
     let field = three_finds(PREFIXED).await;
     let way = Way::Https;
     let pieces = format!("echo {PREFIXED} and more").bytes().map(|byte| vec![byte]).collect();
@@ -114,7 +114,7 @@ async fn three_echoes_in_small_pieces_stop_nobody() {
     }
 }
 
-/// A whole value in a list of numbers is overwritten, also if a pause comes right behind its last digit.
+/// A whole value in a list of numbers is overwritten, even if a pause directly follows its last digit.
 #[test]
 fn a_whole_value_in_a_list_of_numbers_is_not_shown_at_a_pause() {
     let url = "https://hooks.slack.com/services/T01ABCDEF23/B04GHIJKL56/k7Qz2mXv9LpW4sVt6eRRu8Yb";
@@ -152,7 +152,7 @@ async fn frames_that_arrive_together_confirm_no_more_guesses_than_the_limit() {
         field.origin(way).says("guess", Words { pieces, ..Words::default() });
         let (mut stream, mut received) = field.socket(way, "guess").await;
         let end = async { while stream.read_buf(&mut received).await.is_ok_and(|n| n > 0) {} };
-        tokio::time::timeout(PATIENCE, end).await.expect("the execution is stopped");
+        tokio::time::timeout(TIMEOUT, end).await.expect("the execution is stopped");
         let masks = received.split(|byte| *byte != b'*').filter(|run| run.len() >= half).count();
         assert!(masks < 3, "{way:?}: {masks} masks in {} bytes", received.len());
         let line = field.lab.ended(0).await;

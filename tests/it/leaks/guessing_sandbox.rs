@@ -1,5 +1,5 @@
-//! A sandbox that guesses: its own origin, its own bodies, and every clock it likes. What leaves, and when, must
-//! tell it nothing before its guess is a whole value, or half of one at the end of what it sent.
+//! A sandbox that guesses, with its own origin, its own bodies and any clock. The bytes that leave, and their timing,
+//! must reveal nothing before the guess is a whole value, or half of one at the end of the sent bytes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::lab::client::auth;
-use crate::lab::{self, Ground, PATIENCE};
+use crate::lab::{self, LabBuilder, TIMEOUT};
 
 const VALUE: &str = "ghp_7q2zt9lmx4vbn8kcyw3pdf6sjg1haeroutk5";
 
@@ -24,9 +24,9 @@ fn matcher() -> Arc<Matcher> {
 #[derive(Clone, Debug)]
 enum Step {
     Junk(usize),
-    /// So much of the guess.
+    /// Sends this many bytes of the guess.
     Guess(usize),
-    /// A guess, and junk behind it.
+    /// Sends this many bytes of the guess, followed by junk.
     Missed(usize),
     Pause,
 }
@@ -39,12 +39,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (0..VALUE.len()).prop_map(Step::Missed),
         Just(Step::Pause),
     ];
-    // A guess that goes on where another ended may grow to half of the value: junk stands between.
+    // A guess that continues where another ended could grow to half of the value, so junk separates them.
     proptest::collection::vec(step, 1..12)
         .prop_map(|steps| steps.into_iter().flat_map(|step| [step, Step::Junk(1)]).collect())
 }
 
-/// Where a body goes on after each step: how much has left.
+/// Returns, for each step, how many bytes of the body have left.
 fn left(steps: &[Step], guess: &str) -> Vec<usize> {
     let mut hold = Holdback::new(matcher());
     let mut sum = 0;
@@ -70,15 +70,15 @@ fn left(steps: &[Step], guess: &str) -> Vec<usize> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
-    /// Thousands of tries: right or wrong, the same leaves after each step.
+    /// Thousands of tries: for a right and a wrong guess, the same bytes leave after each step.
     #[test]
-    fn what_leaves_and_when_does_not_tell_how_far_a_guess_is_right(steps in steps()) {
+    fn bytes_and_timing_do_not_reveal_how_much_of_a_guess_is_right(steps in steps()) {
         let wrong: String = VALUE.chars().map(|c| if c == 'z' { 'a' } else { char::from(c as u8 ^ 1) }).collect();
         prop_assert_eq!(left(&steps, VALUE), left(&steps, &wrong));
     }
 }
 
-/// One try: what the origin had got when the sender paused, how long after it, and the answer.
+/// One try: the bytes that the origin had received when the sender paused, the time that they took, and the answer.
 struct Seen {
     at_pause: usize,
     after: Duration,
@@ -96,11 +96,12 @@ async fn attempt(lab: &lab::Lab, listener: &TcpListener, guess: &str) -> Seen {
     client.write_all(format!("{head}{:x}\r\n{body}\r\n", body.len()).as_bytes()).await.unwrap();
     let start = Instant::now();
     let (mut origin, _) = listener.accept().await.unwrap();
-    // All of it comes, however far the guess is right: the sender pauses.
+    // All of it arrives, however much of the guess is right, because the sender pauses.
     let mut got = Vec::new();
     while got.iter().filter(|byte| **byte == b'#').count() < 10_000 || !String::from_utf8_lossy(&got).contains(guess) {
-        let n = tokio::time::timeout(PATIENCE, origin.read_buf(&mut got)).await.expect("it is let go").unwrap();
-        assert!(n > 0, "it goes on");
+        let n =
+            tokio::time::timeout(TIMEOUT, origin.read_buf(&mut got)).await.expect("the bytes are released").unwrap();
+        assert!(n > 0, "the stream continues");
     }
     let (at_pause, after) = (got.len(), start.elapsed());
     client.write_all(b"1\r\n#\r\n0\r\n\r\n").await.unwrap();
@@ -118,23 +119,23 @@ async fn attempt(lab: &lab::Lab, listener: &TcpListener, guess: &str) -> Seen {
     Seen { at_pause, after, answer }
 }
 
-/// The same over the wire, with a clock.
+/// The same over the network, with a clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_with_a_clock_learns_nothing_from_a_guess() {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), VALUE).unwrap();
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), VALUE).unwrap();
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nplain_http = true\n[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let wrong = "hhq_1032547698badcfehgjilknmporqtsvuxwzy";
     let (mut right_times, mut wrong_times) = (Vec::new(), Vec::new());
     for round in 0..3 {
         for n in (0..VALUE.len() / 2).step_by(3) {
-            // In turn, so that a busy machine is busy for both.
+            // Alternately, so that the load of the machine affects both.
             let right = attempt(&lab, &listener, &VALUE[..n]).await;
             let other = attempt(&lab, &listener, &wrong[..n]).await;
             assert_eq!((right.at_pause, &right.answer), (other.at_pause, &other.answer), "{n}, round {round}");

@@ -1,18 +1,18 @@
-//! Half of a long value is as much as its holder needs to guess the rest of a shorter one, so it does not leave either.
+//! Half of a long value has as much entropy as a shorter value, so it does not leave either.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 
 use crate::lab::client::Way;
-use crate::lab::{Ground, Lab, Origin};
+use crate::lab::{Lab, LabBuilder, Origin};
 
 const VALUE: &str = "k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA1xZq";
 const SHORT: &str = "Rk3vYp9XwQz6Lm2Bn8Hc5Jd4Sf7Gt1A";
 const WORDY: &str = "0000000000000000000000000Bd4nR8zKw1Yx7Lq";
 
 async fn lab() -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let mut text = format!(
         "[leak]\nmax_finds = 1000\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\nplain_http = true\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"VALUE\", \"SHORT\", \"WORDY\", \"LOGIN\"]\n",
@@ -25,12 +25,12 @@ async fn lab() -> (Lab, Origin) {
             "LOGIN" => ("basic", format!("{value}{}", VALUE.replace('k', "j").replace('q', "w").replace('4', "5"))),
             _ => ("bearer", value.to_owned()),
         };
-        std::fs::write(ground.dir.path().join(name), value).unwrap();
+        std::fs::write(builder.dir.path().join(name), value).unwrap();
         text.push_str(&format!(
             "[credentials.{name}]\nauth_type = \"{auth}\"\nvalue = \"file:{name}\"\ndomains = [\"api.test\"]\n"
         ));
     }
-    (ground.proxy(&text).await, origin)
+    (builder.proxy(&text).await, origin)
 }
 
 fn hex(text: &str) -> String {
@@ -38,7 +38,7 @@ fn hex(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn half_of_a_long_value_does_not_leave_wherever_it_stands() {
+async fn half_of_a_long_value_does_not_leave_in_any_place() {
     let (lab, origin) = lab().await;
     let url = format!("https://api.test:{}/", origin.port());
     let (first, second) = VALUE.split_at(20);
@@ -61,15 +61,15 @@ async fn half_of_a_long_value_does_not_leave_wherever_it_stands() {
             lab.by(way, "POST", &url, &[], &within).await.assert_refused(403, "leak_detected");
         }
     }
-    assert!(origin.seen().is_empty(), "nothing left");
+    assert!(origin.seen().is_empty(), "nothing was sent");
     let finds: Vec<_> = lab.audit().await.into_iter().filter(|line| line["code"] == "leak_detected").collect();
     assert_eq!(finds.len(), texts.len() * 9);
     assert!(finds.iter().all(|line| line["rule"].as_str().unwrap().starts_with("VALUE: ")), "{}", finds[0]);
 }
 
-/// Less than half; half of a value of 31 bytes; a half that anybody could guess; half of a user's name.
+/// Less than half; half of a value of 31 bytes; a half that is easy to guess; half of a user name.
 #[tokio::test]
-async fn what_is_no_half_of_a_long_secret_passes() {
+async fn less_than_half_of_a_long_secret_passes() {
     let (lab, origin) = lab().await;
     let url = format!("https://api.test:{}/", origin.port());
     for text in

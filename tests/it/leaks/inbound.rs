@@ -11,9 +11,9 @@ use super::origin::Words;
 use super::page::{self, Cell};
 use super::road::{Ask, Road, Way, unmasked};
 use super::{Field, forms};
-use crate::lab::PATIENCE;
+use crate::lab::TIMEOUT;
 
-/// Where a form may stand in what an origin sends.
+/// A place in an origin's message where a form may appear.
 struct Surface {
     name: &'static str,
     place: Place,
@@ -21,10 +21,10 @@ struct Surface {
 
 #[derive(Clone, Copy)]
 enum Place {
-    /// A field of the head, around the form.
+    /// A header field, with the text before and after the form.
     Field(&'static str, &'static str),
     Trailer,
-    /// A body: its status, its kind, its coding, whether its length is known, and how it is cut.
+    /// A body: its status, its media type, its coding, whether its length is known, and how it is split.
     Body {
         status: u16,
         kind: &'static str,
@@ -32,7 +32,7 @@ enum Place {
         known: bool,
         cut: usize,
     },
-    /// Frames of a WebSocket: their code, and whether there are two of them.
+    /// Frames of a WebSocket: their opcode, and whether there are two of them.
     Frames(u8, bool),
 }
 
@@ -123,7 +123,7 @@ fn wrong(form: &Form, value: &str, Around { before, after }: &Around, came: &[u8
     if masked && !leaks { None } else { shown() }
 }
 
-struct Tried {
+struct Trial {
     form: Form,
     surface: usize,
     way: Way,
@@ -131,7 +131,7 @@ struct Tried {
     key: String,
 }
 
-async fn tried(road: &mut Road<'_>, form: Form, at: usize) -> Option<Tried> {
+async fn tried(road: &mut Road<'_>, form: Form, at: usize) -> Option<Trial> {
     let (field, way, place) = (road.field, road.way, SURFACES[at].place);
     let (_, value) = VALUES.into_iter().find(|(_, value)| place.fits(&form.write(value)))?;
     let (text, around) = (form.write(value), around(place));
@@ -141,13 +141,13 @@ async fn tried(road: &mut Road<'_>, form: Form, at: usize) -> Option<Tried> {
         if way == Way::TunnelH2 {
             return None;
         }
-        listened(field, way, &key, opcode, is_cut, &whole).await
+        received_message(field, way, &key, opcode, is_cut, &whole).await
     } else {
         answered(road, &key, place, &whole).await
     };
     let pieces = matches!(place, Place::Body { cut: 1.., .. } | Place::Frames(_, true));
     let wrong = came.map_or_else(Some, |came| wrong(&form, value, &around, &came, pieces));
-    Some(Tried { form, surface: at, way, wrong, key })
+    Some(Trial { form, surface: at, way, wrong, key })
 }
 
 /// Returns the text of an answer, or the error in the answer.
@@ -204,7 +204,7 @@ async fn answered(road: &mut Road<'_>, key: &str, place: Place, whole: &[u8]) ->
 }
 
 /// Returns the text of a message as received.
-async fn listened(
+async fn received_message(
     field: &Field,
     way: Way,
     key: &str,
@@ -229,11 +229,11 @@ async fn listened(
             }
         }
     };
-    tokio::time::timeout(PATIENCE, reading).await.map_err(|_| "no message came".to_owned())?;
+    tokio::time::timeout(TIMEOUT, reading).await.map_err(|_| "no message came".to_owned())?;
     if heard.len() != sent.len() {
         return Err(format!("{} bytes instead of {}", heard.len(), sent.len()));
     }
-    // Without the heads of the frames, which have to be as they were.
+    // Without the heads of the frames, which must be unchanged.
     let (mut at, mut message) = (0, Vec::new());
     for frame in frames {
         let payload = frame.len() - if frame.len() > 127 { 4 } else { 2 };
@@ -253,7 +253,7 @@ async fn listened(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_form_of_a_value_that_comes_back_is_overwritten() {
+async fn every_form_of_a_returned_value_is_redacted() {
     let field = Field::new().await;
     let by_way = join_all(Way::ALL.map(|way| {
         let field = &field;
@@ -268,8 +268,8 @@ async fn every_form_of_a_value_that_comes_back_is_overwritten() {
             done
         }
     }));
-    let cells: Vec<Tried> = by_way.await.into_iter().flatten().collect();
-    // Also what is open ends, and writes its line.
+    let cells: Vec<Trial> = by_way.await.into_iter().flatten().collect();
+    // Open exchanges end too, and write their lines.
     let crate::lab::Lab { daemon, dir, .. } = field.lab;
     assert!(daemon.shutdown().await);
     let log = std::fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
@@ -307,15 +307,15 @@ async fn every_form_of_a_value_that_comes_back_is_overwritten() {
         .filter(|form| form.codings.is_empty())
         .map(|form| (form.name, (0..SURFACES.len()).map(|at| cell(form, at)).collect()))
         .collect();
-    page::PAGE.hold("inbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
+    page::PAGE.check("inbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
 }
 
 /// Texts without a value are unchanged, to the last byte.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_holds_no_value_comes_as_it_was() {
+async fn answers_without_a_value_are_unchanged() {
     let field = Field::new().await;
-    // More than that, at the end of what is there, is overwritten. What stands between keeps it from being packed
-    // too small to be believed.
+    // At the end of the received text, a longer part is overwritten. The text between keeps the compression ratio below
+    // the limit.
     let random = junk(80_000);
     let near = (0..10_000).flat_map(|n| {
         let (_, value) = VALUES[n % VALUES.len()];

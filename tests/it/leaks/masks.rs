@@ -1,18 +1,18 @@
-//! Redaction in an answer confirms a guess: it counts as a find, and values that can be guessed are not redacted.
+//! Redaction in an answer confirms a guess, so it counts as a find, and values that can be guessed are not redacted.
 
 use crate::lab::client::Way;
-use crate::lab::{Ground, KEY, Lab, Origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin};
 
-/// `open.test` is allowed, and no credential is bound to it.
+/// Starts a lab in which `open.test` is allowed, and no credential is bound to it.
 async fn lab(auth: &str, value: &str, pages: &[(&str, String)]) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), value).unwrap();
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), value).unwrap();
+    let origin = builder.origin("api.test").await;
     for (path, page) in pages {
         origin.serve_file(path, "text/plain", page.clone());
     }
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[leak]\nmax_finds = 3\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
              [credentials.KEY]\nauth_type = \"{auth}\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n\
@@ -24,7 +24,7 @@ async fn lab(auth: &str, value: &str, pages: &[(&str, String)]) -> (Lab, Origin,
 
 const SENT: &[(&str, &str)] = &[("exeat-credential", "KEY")];
 
-/// As often as a value is found in requests.
+/// The limit is the same as for finds in requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn three_answers_with_a_value_that_was_not_sent_stop_the_execution() {
     for way in Way::ALL {
@@ -58,14 +58,14 @@ async fn assert_not_answered(lab: &Lab, url: &str, fields: &str) {
     assert!(!answer.contains("**"), "{answer}");
 }
 
-/// A part at the end, with nothing behind it, answers a guess whoever sent what.
+/// The mask of a part at the end of an answer confirms a guess, whoever sent the value.
 #[tokio::test(flavor = "multi_thread")]
-async fn parts_without_the_rest_are_finds() {
+async fn parts_of_a_value_alone_are_finds() {
     for fields in [&[][..], SENT] {
         let (lab, _origin, url) = lab("bearer", KEY, &[("part", format!("x {}", &KEY[..23]))]).await;
         let part = format!("{url}/files/part");
         for _ in 0..2 {
-            // Also of a value that was sent: nothing follows that completes it.
+            // This includes a value that was sent, because nothing follows that completes it.
             let answer = lab.by(Way::TunnelH2, "GET", &part, fields, "").await;
             assert_eq!(answer.text(), format!("x {}", "*".repeat(23)), "{fields:?}");
         }
@@ -78,9 +78,9 @@ async fn parts_without_the_rest_are_finds() {
     }
 }
 
-/// The user of a Basic credential is no secret, however long it is.
+/// The user name of a Basic credential is not secret, whatever its length.
 #[tokio::test(flavor = "multi_thread")]
-async fn half_of_a_password_is_half_of_the_password() {
+async fn the_user_name_does_not_count_towards_half_of_a_password() {
     let user = "AC7d1c0be94b37a29f6e58c0d4a1b2f3e9";
     let password = "rT2qLz9Vb4Xn7Ks1Wc8Yd3Hf6Jg5MpQe";
     let known = format!("{user}:{}", &password[..8]);
@@ -96,9 +96,9 @@ async fn half_of_a_password_is_half_of_the_password() {
     assert!(answer.text().contains("****") && !answer.text().contains(&password[..16]), "{answer:?}");
 }
 
-/// A dictionary holds it, and any reaction to one of its words would tell which it is.
+/// A dictionary contains the value, and any reaction to one of its words would reveal which word it is.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_weak_value_is_masked_where_it_was_sent_and_nowhere_else() {
+async fn a_weak_value_is_redacted_only_in_answers_to_requests_with_it() {
     for weak in ["Winter1987?", "hunter2", "password"] {
         let (lab, origin, url) = lab("bearer", weak, &[("words", format!("Winter1986? {weak} Winter1988?"))]).await;
         let words = format!("{url}/files/words");

@@ -1,5 +1,5 @@
-//! Values that are hidden in the structure of a message: in codings within codings, and in fields and trailers between
-//! which others are removed. A sandbox and an origin work together here.
+//! Values hidden in the structure of a message: in nested codings, and in fields and trailers between which others are
+//! removed. Here the sandbox and the origin cooperate.
 
 use super::Field;
 use super::forms::encode;
@@ -33,7 +33,7 @@ async fn assert_refused(refusal: (u16, &str), values: &[(&str, &str)], way: Way,
 const LEAK: (u16, &str) = (403, "leak_detected");
 const UNSUPPORTED: (u16, &str) = (415, "content_coding_unsupported");
 
-/// A gzip member with a value as its file name.
+/// Returns a gzip member with a value as its file name.
 fn named_gzip(value: &str) -> Vec<u8> {
     let plain = encode("gzip", b"nothing to see");
     let mut out = plain[..10].to_vec();
@@ -46,7 +46,7 @@ fn named_gzip(value: &str) -> Vec<u8> {
 
 /// The outer coding hides the head of the inner one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_name_of_gzip_within_another_coding() {
+async fn finds_a_value_in_a_gzip_file_name_within_another_coding() {
     for outer in ["br", "gzip", "zstd", "deflate"] {
         let body = encode(outer, &named_gzip(LONG));
         let ask = Ask {
@@ -60,7 +60,7 @@ async fn a_file_name_of_gzip_within_another_coding() {
 
 /// A frame of zstd that decoders skip.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_skipped_frame_of_zstd_within_another_coding() {
+async fn finds_a_value_in_a_skippable_zstd_frame_within_another_coding() {
     let mut inner = vec![0x50, 0x2a, 0x4d, 0x18];
     inner.extend(u32::try_from(LONG.len()).unwrap().to_le_bytes());
     inner.extend(LONG.as_bytes());
@@ -75,7 +75,7 @@ async fn a_skipped_frame_of_zstd_within_another_coding() {
 
 /// Both heads name a coding: that of the body, and that of its messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_coded_message_of_grpc_in_a_coded_body() {
+async fn finds_a_value_in_an_encoded_grpc_message_in_an_encoded_body() {
     let message = encode("gzip", format!("the key is {LONG} and so on").as_bytes());
     let mut body = vec![1];
     body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -94,9 +94,9 @@ async fn a_coded_message_of_grpc_in_a_coded_body() {
     }
 }
 
-/// The field between the two parts of a value is removed, so the origin gets them side by side.
+/// The field between the two parts of a value is removed, so they are adjacent at the origin.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_fields_with_one_between_that_is_removed() {
+async fn finds_a_value_in_fields_separated_by_a_removed_field() {
     let (a, b) = VALUE.split_at(11);
     let rows: [&[(&str, &[u8])]; 6] = [
         &[("Keep-Alive", b"timeout=5")],
@@ -114,7 +114,7 @@ async fn two_fields_with_one_between_that_is_removed() {
     }
 }
 
-/// A removed field does not change the order of the others, so the parts of a value in the wrong order stay in it.
+/// Removing a field keeps the order of the others, so the parts of a value in the wrong order stay in that order.
 #[tokio::test(flavor = "multi_thread")]
 async fn fields_keep_their_order_when_one_is_removed() {
     let (a, b) = VALUE.split_at(11);
@@ -138,7 +138,7 @@ async fn fields_keep_their_order_when_one_is_removed() {
 
 /// The trailer between the end of the body and the rest of a value is removed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_and_a_trailer_with_one_between_that_is_removed() {
+async fn finds_a_value_in_a_body_and_a_trailer_separated_by_a_removed_trailer() {
     let (a, b) = VALUE.split_at(11);
     for removed in ["Content-Length", "Connection", "Keep-Alive", "Authorization", "Host", "Cookie"] {
         let ask = Ask {
@@ -155,7 +155,7 @@ async fn a_body_and_a_trailer_with_one_between_that_is_removed() {
     }
 }
 
-/// A message of a WebSocket that ends in a prefix which is no secret.
+/// A WebSocket message that ends in a prefix which is not secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_ends_in_a_well_known_prefix_passes() {
     let proxy = Field::holding(&[("KEY", "acme_live_k7Qz2mXv9L")]).await;
@@ -164,9 +164,9 @@ async fn a_body_that_ends_in_a_well_known_prefix_passes() {
     assert_eq!(answer.status, 200, "{answer:?}");
 }
 
-/// One pause behind a decoy, and the value leaves in two layers of escapes.
+/// With one pause after a decoy, the value once left in two layers of escapes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pause_behind_a_decoy() {
+async fn finds_a_value_after_a_decoy_and_a_pause() {
     let proxy = Field::holding(&[("KEY", VALUE)]).await;
     let text = "%e6b37517a326d5876394c7\\u005cu003057347356743665525275385962";
     let mut stream = proxy.wire(Way::Http).await;
@@ -175,7 +175,7 @@ async fn a_pause_behind_a_decoy() {
     head.extend(chunk(&text.as_bytes()[..3]));
     stream.write_all(&head).await.unwrap();
     stream.flush().await.unwrap();
-    // The pause is the attack.
+    // The pause is part of the attack.
     tokio::time::sleep(Duration::from_millis(300)).await;
     stream.write_all(&chunk(&text.as_bytes()[3..])).await.unwrap();
     stream.write_all(b"0\r\n\r\n").await.unwrap();
@@ -187,7 +187,7 @@ async fn a_pause_behind_a_decoy() {
 
 /// The same without a pause.
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_behind_a_decoy() {
+async fn finds_a_value_in_chunks_after_a_decoy() {
     let text = b"&#xazdRej%254atWHY5THBXNHN%2557dDZlU%6cJ1%254f%2546li";
     let pieces = [0..9, 9..13, 13..28, 28..35, 35..53].map(|piece| text[piece].to_vec()).to_vec();
     for way in [Way::Http, Way::TunnelH2] {

@@ -1,4 +1,4 @@
-//! No value of a credential leaves or comes back: every form, on every surface, by every way in.
+//! No value of a credential leaves or returns: every form, on every surface, by every way in.
 
 pub mod benign;
 pub mod blanks_and_lists;
@@ -25,12 +25,12 @@ pub mod road;
 pub mod splits;
 pub mod undecodable;
 
-use crate::lab::{Ground, Lab};
+use crate::lab::{Lab, LabBuilder};
 use forms::VALUES;
 use origin::Recorder;
 use road::Way;
 
-/// A proxy that holds [`VALUES`], and the origins that the ways lead to.
+/// A proxy that holds [`VALUES`], and the origins behind its ways in.
 pub struct Field {
     pub lab: Lab,
     pub origins: Origins,
@@ -43,15 +43,15 @@ pub struct Origins {
 }
 
 impl Origins {
-    async fn start(ground: &Ground) -> Self {
-        ground.dns.set("api.test", &["127.0.0.1"]);
+    async fn start(builder: &LabBuilder) -> Self {
+        builder.dns.set("api.test", &["127.0.0.1"]);
         let plain = Recorder::start(None).await;
-        let h1 = Recorder::start(Some((ground, &["http/1.1"]))).await;
-        let h2 = Recorder::start(Some((ground, &["h2", "http/1.1"]))).await;
+        let h1 = Recorder::start(Some((builder, &["http/1.1"]))).await;
+        let h2 = Recorder::start(Some((builder, &["h2", "http/1.1"]))).await;
         Self { plain, h1, h2 }
     }
 
-    /// Where a way ends.
+    /// Returns the origin of a way in.
     pub fn at(&self, way: Way) -> &Recorder {
         match way {
             Way::Http => &self.plain,
@@ -66,24 +66,24 @@ impl Field {
         Self::holding(&VALUES).await
     }
 
-    /// A proxy that holds these values.
+    /// Starts a proxy that holds these values.
     pub async fn holding(values: &[(&str, &str)]) -> Self {
-        let ground = Ground::new().await;
-        let origins = Origins::start(&ground).await;
-        let text = config(&ground, &[origins.plain.port, origins.h1.port, origins.h2.port], values);
-        Self { lab: ground.proxy(&text).await, origins }
+        let builder = LabBuilder::new().await;
+        let origins = Origins::start(&builder).await;
+        let text = config(&builder, &[origins.plain.port, origins.h1.port, origins.h2.port], values);
+        Self { lab: builder.proxy(&text).await, origins }
     }
 }
 
-/// For `api.test` at these ports.
-fn config(ground: &Ground, ports: &[u16], values: &[(&str, &str)]) -> String {
+/// Returns the configuration for `api.test` at these ports.
+fn config(builder: &LabBuilder, ports: &[u16], values: &[(&str, &str)]) -> String {
     let names: Vec<_> = values.iter().map(|(name, _)| name).collect();
     let mut text = format!(
         "[leak]\nmax_finds = 1000000\n[integrations.api]\nallowed_domains = [\"api.test\", \"*.api.test\"]\n\
          ports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = {names:?}\n"
     );
     for (name, value) in values {
-        std::fs::write(ground.dir.path().join(name), value).unwrap();
+        std::fs::write(builder.dir.path().join(name), value).unwrap();
         text.push_str(&format!(
             "[credentials.{name}]\nauth_type = \"bearer\"\nvalue = \"file:{name}\"\ndomains = [\"api.test\"]\n"
         ));
@@ -91,7 +91,7 @@ fn config(ground: &Ground, ports: &[u16], values: &[(&str, &str)]) -> String {
     text
 }
 
-/// The origins once the proxy is gone and nothing is on its way any more.
+/// Stops the proxy and waits until nothing is in flight. Returns the origins.
 async fn quiet(field: Field) -> Origins {
     let Field { lab, origins } = field;
     let Lab { daemon, dir, .. } = lab;

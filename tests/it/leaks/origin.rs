@@ -1,4 +1,4 @@
-//! An origin that keeps every byte it gets, also of requests that never end, and answers what it was told to.
+//! An origin that records every byte, including those of requests that never end, and sends configured answers.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,14 +21,14 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
-use crate::lab::{Ground, PATIENCE};
+use crate::lab::{LabBuilder, TIMEOUT};
 
 /// The request as it arrived.
 #[derive(Clone, Default)]
 pub struct Arrived {
     pub head: Vec<u8>,
     pub fields: HeaderMap,
-    /// With what came behind it in trailers, or behind the switch to a WebSocket.
+    /// Includes the trailers, or the bytes after the upgrade to a WebSocket.
     pub body: Vec<u8>,
 }
 
@@ -38,10 +38,10 @@ pub struct Words {
     pub status: u16,
     pub fields: Vec<(String, Vec<u8>)>,
     pub pieces: Vec<Vec<u8>>,
-    /// Whether `Content-Length` is said.
+    /// Whether `Content-Length` is sent.
     pub known: bool,
     pub trailers: Vec<(String, Vec<u8>)>,
-    /// Nothing comes behind the pieces, and no end.
+    /// The response stalls after the pieces, without an end.
     pub silent: bool,
     /// The last bytes of the response, sent when the notification arrives.
     pub later: Option<(Arc<Notify>, Vec<u8>)>,
@@ -57,10 +57,10 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For `api.test`; behind TLS with these protocols, or in the clear.
-    pub async fn start(tls: Option<(&Ground, &[&str])>) -> Self {
-        let tls = tls.map(|(ground, alpn)| {
-            let mut config = ground.server_config("api.test").as_ref().clone();
+    /// Starts the origin for `api.test`, over TLS with these protocols or without TLS.
+    pub async fn start(tls: Option<(&LabBuilder, &[&str])>) -> Self {
+        let tls = tls.map(|(builder, alpn)| {
+            let mut config = builder.server_config("api.test").as_ref().clone();
             config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
             TlsAcceptor::from(Arc::new(config))
         });
@@ -97,7 +97,7 @@ impl Recorder {
             let origin = self.clone();
             async move { origin.answer(request).await }
         });
-        // A peer that breaks off is what is tried here.
+        // Some tests abort the connection, so errors are ignored.
         let _ = if h2 {
             hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
         } else {
@@ -146,7 +146,7 @@ impl Recorder {
         Ok(said(words.unwrap_or(Words { status: 200, known: true, ..Words::default() })))
     }
 
-    /// Keeps what comes behind a switch, and says its words.
+    /// Records the bytes after an upgrade, and sends its answer.
     async fn switched(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin, key: &str, words: Option<Words>) {
         for piece in words.unwrap_or_default().pieces {
             if stream.write_all(&piece).await.is_err() || stream.flush().await.is_err() {
@@ -171,25 +171,25 @@ impl Recorder {
         self.arrived.lock().unwrap().values().for_each(look);
     }
 
-    /// Everything that came on all connections, behind TLS.
+    /// Returns the bytes of all connections, after TLS decryption.
     pub fn wire(&self) -> Vec<u8> {
         self.wire.lock().unwrap().clone()
     }
 
-    /// Until so many bytes of a body are here.
+    /// Waits until this many bytes of a body have arrived.
     pub async fn has(&self, key: &str, length: usize) {
         let start = Instant::now();
         while self.arrived(key).is_none_or(|arrived| arrived.body.len() < length) {
-            assert!(start.elapsed() < PATIENCE, "{key}: {:?}", self.arrived(key).map(|arrived| arrived.body.len()));
+            assert!(start.elapsed() < TIMEOUT, "{key}: {:?}", self.arrived(key).map(|arrived| arrived.body.len()));
             tokio::task::yield_now().await;
         }
     }
 
-    /// Until nobody is connected any more, so that nothing can be under way.
+    /// Waits until no connection is open, so that nothing can be in flight.
     pub async fn is_quiet(&self) {
         let start = Instant::now();
         while self.live.load(Ordering::SeqCst) > 0 {
-            assert!(start.elapsed() < PATIENCE, "connections are open");
+            assert!(start.elapsed() < TIMEOUT, "connections are still open");
             tokio::task::yield_now().await;
         }
     }
@@ -230,7 +230,7 @@ fn said(words: Words) -> Response<UnsyncBoxBody<Bytes, io::Error>> {
     response.body(StreamBody::new(frames).boxed_unsync()).unwrap()
 }
 
-/// Keeps what is read.
+/// Records the bytes that are read.
 struct Tee<S> {
     inner: S,
     wire: Arc<Mutex<Vec<u8>>>,

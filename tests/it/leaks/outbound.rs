@@ -1,4 +1,4 @@
-//! Requests of a sandbox: every form on every surface by every way in is refused, and does not reach the origin.
+//! Requests of a sandbox: every form on every surface by every way in is refused and does not reach the origin.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,39 +11,39 @@ use super::forms::{FORMS, Form, VALUES, contains, junk};
 use super::page::{self, Cell};
 use super::road::{Answer, Ask, Payload, Road, Way, frame, read_answer, rest};
 use super::{Field, Origins, quiet};
-use crate::lab::{Ground, Lab};
+use crate::lab::{Lab, LabBuilder};
 
-/// Where a form may stand in what a client sends.
+/// A place in a client's message where a form may appear.
 #[derive(Clone, Copy)]
 struct Surface {
     name: &'static str,
     ways: &'static [Way],
-    /// Of what it is made.
+    /// The characters that the place accepts.
     takes: Takes,
     put: Put,
-    /// If it is caught, the origin is not even asked.
+    /// Whether a find prevents any contact with the origin.
     before: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Takes {
-    /// A label of a host: no case, letters, digits and hyphens.
+    /// A label of a host name: case-insensitive letters, digits and hyphens.
     Label,
-    /// A field's name: no case, token characters.
+    /// A field name: case-insensitive token characters.
     Token,
-    /// A field's value.
+    /// A field value.
     Text,
-    /// A cookie's value.
+    /// A cookie value.
     Cookie,
     /// Inside quotes within another form.
     Quoted,
     Path,
     Query,
-    /// Bytes.
+    /// Any bytes.
     All,
-    /// Bytes, a whole body of which may be coded.
+    /// Any bytes, and content codings for a complete body.
     Body,
-    /// So few bytes, as in a control frame.
+    /// At most this many bytes, as in a control frame.
     Few(usize),
 }
 
@@ -80,7 +80,7 @@ impl Takes {
         }
     }
 
-    /// The first value whose form can stand there, if the form makes it another text at all.
+    /// Returns the first value whose form is valid in this place, if the form changes the text at all.
     fn value(self, form: &Form) -> Option<(&'static str, &'static str, Vec<u8>)> {
         let is_raw = form.name == FORMS[0].name || !form.codings.is_empty();
         let texts = VALUES.into_iter().map(|(name, value)| (name, value, form.write(value)));
@@ -92,7 +92,7 @@ fn field(name: &str, value: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (name.into(), value.to_vec())
 }
 
-/// In the middle, at a place where no space would be cut off.
+/// Splits in the middle, at a place where no whitespace is trimmed.
 fn halves(text: &[u8]) -> (&[u8], &[u8]) {
     let middle = text.len() / 2;
     let at = (middle..text.len()).find(|at| text[*at] != b' ' && text[*at - 1] != b' ').unwrap();
@@ -305,8 +305,8 @@ const SURFACES: [Surface; 27] = [
     socket("WebSocket: close reason", Takes::Few(123), |text| vec![frame(8, true, &around(&[0x03, 0xe8], text, b""))]),
 ];
 
-/// One cell on one way, and what is expected of it.
-struct Tried {
+/// One cell for one way in, and its expected result.
+struct Trial {
     key: String,
     form: Form,
     surface: usize,
@@ -317,12 +317,12 @@ struct Tried {
     answer: Answer,
 }
 
-async fn tried(road: &mut Road<'_>, form: Form, surface: usize, key: String) -> Option<Tried> {
+async fn tried(road: &mut Road<'_>, form: Form, surface: usize, key: String) -> Option<Trial> {
     let Surface { takes, put, .. } = SURFACES[surface];
     let (owner, value, text) = takes.value(&form)?;
     let way = road.way;
     let answer = match put {
-        Put::Frames(frames) => spoken(road.field, way, &key, &frames(&text)).await,
+        Put::Frames(frames) => send_frames(road.field, way, &key, &frames(&text)).await,
         Put::Request(ask) => {
             let ask = ask(&text, &form);
             match ask.label {
@@ -331,25 +331,25 @@ async fn tried(road: &mut Road<'_>, form: Form, surface: usize, key: String) -> 
             }
         }
     };
-    Some(Tried { key, form, surface, way, owner, value, text, answer })
+    Some(Trial { key, form, surface, way, owner, value, text, answer })
 }
 
 /// Returns the close code of a WebSocket as a status.
-async fn spoken(field: &Field, way: Way, key: &str, frames: &[Vec<u8>]) -> Answer {
+async fn send_frames(field: &Field, way: Way, key: &str, frames: &[Vec<u8>]) -> Answer {
     let (mut stream, mut heard) = field.socket(way, key).await;
-    // The proxy may have closed before it was told everything.
+    // The proxy may close the connection before it has read everything.
     for frame in frames {
         let _ = stream.write_all(frame).await;
         let _ = stream.flush().await;
     }
-    // If nothing was found, this ends it.
+    // This ends the connection if nothing was found.
     let _ = stream.shutdown().await;
     heard.extend(rest(stream).await);
     let status = if heard.ends_with(&[0x88, 2, 0x03, 0xf0]) { 1008 } else { 0 };
     Answer { status, body: heard, ..Answer::default() }
 }
 
-/// A CONNECT to a host below `api.test`.
+/// Sends a CONNECT to a host below `api.test`.
 async fn connect(field: &Field, way: Way, label: &str) -> Answer {
     let (head, _) = field.lab.try_connect(&format!("{label}.{}", field.authority(way))).await;
     let mut answer = Answer { status: head[9..12].parse().unwrap(), ..Answer::default() };
@@ -359,7 +359,7 @@ async fn connect(field: &Field, way: Way, label: &str) -> Answer {
     answer
 }
 
-impl Tried {
+impl Trial {
     /// Returns the error in the result, if any.
     fn wrong(&self, origins: &Origins, lines: &HashMap<String, Value>) -> Option<String> {
         let surface = SURFACES[self.surface];
@@ -392,7 +392,7 @@ impl Tried {
     }
 }
 
-/// The messages without their heads.
+/// Returns the gRPC messages without their heads.
 fn unframed(mut body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     while let Some((head, rest)) = body.split_at_checked(5) {
@@ -404,7 +404,7 @@ fn unframed(mut body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// All lines that ended an exchange, by id and by path.
+/// Returns all lines that ended an exchange, by id and by path.
 async fn lines(lab: &Lab) -> HashMap<String, Value> {
     let mut found = HashMap::new();
     for line in lab.audit().await.into_iter().filter(|line| line["event"] != "decided") {
@@ -418,7 +418,7 @@ async fn lines(lab: &Lab) -> HashMap<String, Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_form_of_a_value_leaves_on_any_surface_by_any_way() {
+async fn no_form_of_a_value_leaves_on_any_surface_or_way() {
     let field = Field::new().await;
     let cells = all(&field).await;
     let lines = lines(&field.lab).await;
@@ -440,15 +440,15 @@ async fn no_form_of_a_value_leaves_on_any_surface_by_any_way() {
         wrong.extend(failure.map(|failure| format!("{} | {name} | {:?}: {failure}", cell.form.name, cell.way)));
     }
     assert!(wrong.is_empty(), "{} of {} cells:\n{}", wrong.len(), cells.len(), wrong.join("\n"));
-    // As the wire saw it, over HTTP/1.1, where nothing is packed.
+    // As sent over HTTP/1.1, where headers are not compressed.
     for (origin, (_, value)) in [&origins.plain, &origins.h1].into_iter().flat_map(|o| VALUES.map(|value| (o, value))) {
         assert!(!contains(&origin.wire(), value.as_bytes()), "{value}");
     }
     let cell = |form: &Form, surface| caught.get(&(form.name, surface)).copied().unwrap_or(Cell::Cannot);
     let rows: Vec<_> =
         FORMS.iter().map(|form| (form.name, (0..SURFACES.len()).map(|at| cell(form, at)).collect())).collect();
-    page::PAGE.hold("outbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
-    page::PAGE.hold("ways", &ways(&cells));
+    page::PAGE.check("outbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
+    page::PAGE.check("ways", &ways(&cells));
 }
 
 /// Extensions of a chunk are not forwarded.
@@ -467,23 +467,24 @@ async fn an_extension_of_a_chunk_is_dropped() {
     }
 }
 
-/// A tunnel that passes unseen has the name that was judged, or none.
+/// An opaque tunnel sends the name that was checked, or none.
 #[tokio::test]
-async fn the_server_name_of_an_opaque_tunnel_carries_no_value() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("sealed.test").await;
+async fn an_opaque_tunnels_server_name_carries_no_value() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("sealed.test").await;
     let (_, named) = VALUES[2];
-    std::fs::write(ground.dir.path().join("NAMED"), named).unwrap();
+    std::fs::write(builder.dir.path().join("NAMED"), named).unwrap();
     let text = format!(
         "[integrations.sealed]\nallowed_domains = [\"*.sealed.test\", \"sealed.test\"]\nports = [{}]\nmode = \"opaque\"\n\
          [credentials.NAMED]\nauth_type = \"bearer\"\nvalue = \"file:NAMED\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"sealed\"]\ncredentials = [\"NAMED\"]\n",
         origin.port()
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let stream = lab.tunnel(&format!("sealed.test:{}", origin.port())).await;
     let name = format!("{named}.sealed.test").try_into().unwrap();
-    let handshake = tokio_rustls::TlsConnector::from(std::sync::Arc::new(lab.trusting(&[]))).connect(name, stream);
+    let handshake =
+        tokio_rustls::TlsConnector::from(std::sync::Arc::new(lab.client_tls_config(&[]))).connect(name, stream);
     assert!(handshake.await.is_err());
     assert_eq!(lab.ended(0).await["code"], "sni_mismatch");
     let (head, _) = lab.try_connect(&format!("{}.sealed.test:{}", named.to_uppercase(), origin.port())).await;
@@ -493,15 +494,15 @@ async fn the_server_name_of_an_opaque_tunnel_carries_no_value() {
     assert!(!log.contains(named), "{log}");
 }
 
-/// How many forms were tried on each surface by each way.
-fn ways(cells: &[Tried]) -> String {
+/// Returns how many forms were tried on each surface by each way.
+fn ways(cells: &[Trial]) -> String {
     let mut text = String::from(
         "| surface | CONNECT, HTTP/1.1 | CONNECT, HTTP/2 | `http://` | `https://` |\n|---|--:|--:|--:|--:|\n",
     );
     for (at, surface) in SURFACES.iter().enumerate() {
         text.push_str(&format!("| {} |", surface.name));
         for way in Way::ALL {
-            let tried = |cell: &&Tried| cell.surface == at && cell.way == way && !cell.form.is_not_yet();
+            let tried = |cell: &&Trial| cell.surface == at && cell.way == way && !cell.form.is_not_yet();
             match cells.iter().filter(tried).count() {
                 0 => text.push_str(" – |"),
                 n => text.push_str(&format!(" {n} |")),
@@ -512,8 +513,8 @@ fn ways(cells: &[Tried]) -> String {
     text
 }
 
-/// Every form on every surface by every way.
-async fn all(field: &Field) -> Vec<Tried> {
+/// Tries every form on every surface by every way.
+async fn all(field: &Field) -> Vec<Trial> {
     let by_way = join_all(Way::ALL.map(|way| async move {
         let mut road = field.road(way);
         let mut done = Vec::new();

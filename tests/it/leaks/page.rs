@@ -7,13 +7,13 @@ pub const PAGE: Page = Page { path: "docs/leak-scanning.md", by: "tests/it/leaks
 /// The result for a form on a surface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// It cannot stand there.
+    /// The form is not valid in this place.
     Cannot,
     Caught,
     NotYet,
 }
 
-/// Rows of names and cells under a head.
+/// Returns a table with a header row, and rows of names and cells.
 pub fn table(first: &str, columns: &[&str], rows: &[(&str, Vec<Cell>)]) -> String {
     let mut text = format!("| {first} |");
     columns.iter().for_each(|column| text.push_str(&format!(" {column} |")));

@@ -8,19 +8,19 @@ use exeat::leak::{Matcher, Redactor, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 
 use crate::lab::client::Way;
-use crate::lab::{Ground, Lab, Origin};
+use crate::lab::{Lab, LabBuilder, Origin};
 
 const LONG: &[u8] = b"k7qz2mxv9lpw4svt6erru8ybon3chd5jftga1xzq";
 
 async fn lab(value: &str, pages: &[(String, String)]) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), value).unwrap();
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), value).unwrap();
+    let origin = builder.origin("api.test").await;
     for (path, page) in pages {
         origin.serve_file(path, "text/plain", page.clone());
     }
     let port = origin.port();
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[leak]\nmax_finds = 3\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
              [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n\
@@ -36,10 +36,10 @@ fn redactor(value: &[u8], sent: Option<&str>) -> Redactor {
     Redactor::with_sent(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
 }
 
-/// A strong value of which the half is weak is read with two dictionaries: wrong words cost nothing, and each right half
-/// costs one find.
+/// A strong value whose half is weak must not be readable with two dictionaries: wrong words cost nothing, and each
+/// right half costs one find.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dictionary_does_not_read_a_value_by_halves() {
+async fn a_dictionary_cannot_guess_a_value_by_halves() {
     let value = "correct-horse-battery";
     assert!(Strength::of(value.as_bytes()).is_strong());
     let halves: Vec<String> = ["letters", "example", "correct", "battery"]
@@ -68,7 +68,7 @@ async fn a_dictionary_does_not_read_a_value_by_halves() {
     );
 }
 
-/// The longest field of a connection string may be the address of the server, which everybody may name.
+/// The longest field of a connection string may be the address of the server, which is not secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_address_in_a_connection_string_is_no_find() {
     let value =
@@ -80,9 +80,9 @@ async fn the_address_in_a_connection_string_is_no_find() {
     assert_eq!((sent.status.as_u16(), answer.text().to_string()), (200, page.to_owned()), "{sent:?}");
 }
 
-/// The rest of a connection string may be public, and so may what stands before the secret of a webhook's URL.
+/// The rest of a connection string may be public, and so may the text before the secret of a webhook's URL.
 #[test]
-fn public_beginnings_before_a_pause_are_no_finds() {
+fn public_prefixes_before_a_pause_are_no_finds() {
     let rows = [
         (
             "https://hooks.slack.com/services/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",
@@ -99,9 +99,9 @@ fn public_beginnings_before_a_pause_are_no_finds() {
     assert_eq!(finds, [0, 0]);
 }
 
-/// A mask of half of the value that was sent counts, unless the whole comes back.
+/// A mask of half of the sent value counts, unless the whole value is returned.
 #[test]
-fn half_of_the_value_that_was_sent_in_the_name_of_a_field_is_a_find() {
+fn half_of_the_sent_value_in_a_field_name_is_a_find() {
     for half in [&LONG[..20], &LONG[20..]] {
         let mut redactor = redactor(LONG, Some("KEY"));
         assert!(redactor.check_name(std::str::from_utf8(half).unwrap()));
@@ -109,7 +109,7 @@ fn half_of_the_value_that_was_sent_in_the_name_of_a_field_is_a_find() {
     }
 }
 
-/// One part at one place is one find, whether it ends at the half or behind it.
+/// One part in one place is one find, whether it ends at the half or after it.
 #[test]
 fn one_part_counts_once() {
     for length in [20, 21, 30, 39] {
@@ -120,9 +120,10 @@ fn one_part_counts_once() {
     }
 }
 
-/// Words that begin a weak value are no finds where it was sent: its owner's pages may end with them.
+/// Words that begin a weak value are not finds at the host to which it was sent, because that host's pages may end with
+/// them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_word_that_begins_a_weak_value_stops_nothing() {
+async fn a_word_that_begins_a_weak_value_is_no_find() {
     let (lab, _origin, url) = lab("password1234", &[("error".to_owned(), "missing password".to_owned())]).await;
     for n in 0..4 {
         let sent = [("exeat-credential", "KEY")];

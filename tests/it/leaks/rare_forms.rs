@@ -1,4 +1,4 @@
-//! Forms that are rare, parts of a value at the end of a text, and public prefixes of keys, against the library.
+//! Rare forms, parts of a value at the end of a text, and public prefixes of keys, against the library.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn passes(matcher: &Arc<Matcher>, text: &str) -> bool {
     hold.feed(Bytes::copy_from_slice(text.as_bytes())).and_then(|()| hold.end()).is_ok()
 }
 
-/// True if all of it leaves when the sender pauses behind it.
+/// Returns true if all of the text leaves when the sender pauses after it.
 fn leaves_at_a_pause(matcher: &Arc<Matcher>, text: &str) -> bool {
     let mut hold = Holdback::new(matcher.clone());
     hold.feed(Bytes::copy_from_slice(text.as_bytes())).and_then(|()| hold.pause()).is_ok()
@@ -41,18 +41,18 @@ fn none_passes(rows: &[(&str, &str, String)]) {
     assert!(passed.is_empty(), "{passed:#?}");
 }
 
-/// A soft hyphen as JavaScript and Python write it, and as HTML does without its semicolon.
+/// A soft hyphen as written in JavaScript and Python, and in HTML without the semicolon.
 #[test]
-fn unseen_characters_in_other_escapes() {
+fn finds_values_with_invisible_characters_in_other_escapes() {
     none_passes(&[
         ("between characters", LONG, format!("<p>{}", between(LONG, "&shy"))),
         ("in base64", LONG, format!("<p>{}", between(&STANDARD.encode(LONG), "&shy"))),
     ]);
 }
 
-/// Characters that JavaScript and CSS read as themselves behind a backslash; Markdown does so for punctuation.
+/// Characters that JavaScript and CSS decode as themselves after a backslash; Markdown does so for punctuation.
 #[test]
-fn characters_escaped_as_themselves() {
+fn finds_values_with_characters_escaped_as_themselves() {
     let marked = "glpat-Zq7_x-2mXv9_pW4sVt6e";
     none_passes(&[
         ("Markdown", marked, each(marked, |c| if c.is_ascii_punctuation() { format!("\\{c}") } else { c.into() })),
@@ -64,9 +64,9 @@ fn characters_escaped_as_themselves() {
     ]);
 }
 
-/// References of HTML that stand for ASCII: old ones need no semicolon, and two have long names.
+/// HTML references for ASCII characters: old ones need no semicolon, and two have long names.
 #[test]
-fn references_of_ascii() {
+fn finds_values_in_html_references_for_ascii() {
     let value = "a&b|7Q`z2m&v9L|W4sVt6eRR";
     none_passes(&[
         ("&amp", value, value.replace('&', "&amp")),
@@ -75,35 +75,35 @@ fn references_of_ascii() {
     ]);
 }
 
-/// All of a short value but its last byte, where nothing follows.
+/// All of a short value but its last byte, with nothing after it.
 #[test]
-fn nearly_all_of_a_short_value_at_the_end_of_a_body() {
+fn finds_nearly_all_of_a_short_value_at_the_end_of_a_body() {
     none_passes(&[("body", VALUE, format!("abc {}", &VALUE[..VALUE.len() - 1]))]);
 }
 
-/// A prefix of a kind of keys is no secret, though it is half of one: texts may end in it, and what follows it must not
-/// be told in parts.
+/// The prefix of a kind of keys is not secret, even if it is half of the value. Texts may end in it, and the characters
+/// after it must not be revealed in parts.
 #[test]
-fn half_of_a_value_that_is_a_well_known_prefix() {
+fn a_well_known_prefix_passes_although_it_is_half_of_a_value() {
     for (value, known) in [("acme_live_k7Qz2mXv9L", "acme_live_"), ("sk-ant-api03-k7Qz2mXv9LpWu", "sk-ant-api03-")] {
         let matcher = matcher(value);
         assert!(leaves_at_a_pause(&matcher, &format!("our keys begin with {known}")), "{known}");
     }
 }
 
-/// Of a value of which a prefix is known, four bytes are told from the others by a message alone.
+/// If a prefix of a value is known, one message must not distinguish its next four bytes from others.
 #[test]
-fn four_bytes_of_a_value_are_told_before_the_rest() {
+fn four_bytes_after_a_known_prefix_cannot_be_guessed() {
     let value = "sk_live_k7Qz2mXv9LpWu8Yb";
     let matcher = matcher(value);
     let (right, wrong) = ("sk_live_k7Qz", "sk_live_k7Qx");
     assert_eq!(leaves_at_a_pause(&matcher, right), leaves_at_a_pause(&matcher, wrong));
 }
 
-/// A value in two layers of escapes of one family, behind what looks like an escape of another: it is found wherever the
-/// stream is cut, and so it must be where the sender pauses.
+/// A value in two layers of escapes of one family, after a prefix that looks like an escape of another family. It is
+/// found wherever the stream is split, and also where the sender pauses.
 #[test]
-fn a_value_in_two_layers_behind_a_decoy_and_pauses() {
+fn finds_a_value_in_two_layers_after_a_decoy_and_pauses() {
     let matcher = matcher(VALUE);
     let texts = [
         "%e6b37517a326d5876394c7\\u005cu003057347356743665525275385962",
@@ -130,9 +130,10 @@ fn a_value_in_two_layers_behind_a_decoy_and_pauses() {
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// The same without a pause, behind a long run of what is skipped; and all of a long value, of which neither half is found.
+/// The same without a pause, after a long run of skipped characters; and all of a long value, neither half of which is
+/// found.
 #[test]
-fn two_layers_behind_a_decoy_and_a_long_run() {
+fn finds_a_value_in_two_layers_after_a_decoy_and_a_long_run() {
     for run in [100, 600, 5000, 20_000, 100_000] {
         let text = format!("%e6b37517a326d{}5876394c7\\u005cu003057347356743665525275385962", "\n".repeat(run));
         assert!(!passes(&matcher(VALUE), &text), "{run}");
@@ -140,11 +141,11 @@ fn two_layers_behind_a_decoy_and_a_long_run() {
 }
 
 #[test]
-fn a_long_value_in_two_layers_behind_a_decoy_and_a_pause() {
+fn finds_a_long_value_in_two_layers_after_a_decoy_and_a_pause() {
     let value = "f7c1a83be05d924677aec1039bd8f2645e1d0c7b";
     let matcher = matcher(value);
     let coded: String = value.bytes().map(|b| format!("\\u005cu{b:04x}")).collect();
-    // The first half as it is, but for what the decoy takes, and its last byte escaped.
+    // The first half in plain text, except for the bytes that the decoy consumes, with its last byte escaped.
     for text in [
         format!("%e{}{}", &value[..19], &coded[19 * 11..]),
         format!("%e{}{}{}", &value[..19], &coded[19 * 11..20 * 11], &value[20..39]),
@@ -158,9 +159,9 @@ fn a_long_value_in_two_layers_behind_a_decoy_and_a_pause() {
     }
 }
 
-/// The same without a pause: it depends on where the stream is cut.
+/// The same without a pause: the result must not depend on where the stream is split.
 #[test]
-fn a_value_in_two_layers_behind_a_decoy_and_cuts() {
+fn finds_a_value_in_two_layers_after_a_decoy_however_it_is_split() {
     let matcher = matcher(VALUE);
     let text = "&#xazdRej%254atWHY5THBXNHN%2557dDZlU%6cJ1%254f%2546li";
     assert!(!passes(&matcher, text));

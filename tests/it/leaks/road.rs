@@ -1,4 +1,4 @@
-//! The ways in, as byte-exact as each allows: what is written here stands on the wire as it is.
+//! The ways in, as exact in bytes as each allows: the bytes written here appear unchanged on the wire.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
@@ -11,15 +11,15 @@ use tokio::time::timeout;
 
 use super::Field;
 use super::origin::Recorder;
-use crate::lab::PATIENCE;
+use crate::lab::TIMEOUT;
 use crate::lab::client::auth;
 
-/// How a request comes in.
+/// The way in which a request enters the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// CONNECT, then HTTP/1.1 behind TLS.
+    /// CONNECT, then HTTP/1.1 over TLS.
     TunnelH1,
-    /// CONNECT, then HTTP/2 behind TLS.
+    /// CONNECT, then HTTP/2 over TLS.
     TunnelH2,
     /// `http://` in absolute form.
     Http,
@@ -35,9 +35,9 @@ impl Way {
 /// A request.
 #[derive(Clone, Default)]
 pub struct Ask {
-    /// Of a host below `api.test`.
+    /// The label of a host below `api.test`.
     pub label: Option<String>,
-    /// Behind the key.
+    /// The path after the key.
     pub path: Vec<u8>,
     pub fields: Vec<(Vec<u8>, Vec<u8>)>,
     pub payload: Payload,
@@ -48,20 +48,20 @@ pub struct Ask {
 pub enum Payload {
     #[default]
     None,
-    /// Of a length that is told.
+    /// A body with a declared length.
     Known(Vec<u8>),
     /// Chunks, or frames without a length.
     Pieces(Vec<Vec<u8>>),
 }
 
-/// A response; without a status if there was none.
+/// A response. The status is absent if there was none.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Vec<u8>,
     pub trailers: HeaderMap,
-    /// It broke off.
+    /// Whether the response broke off.
     pub cut: bool,
 }
 
@@ -76,7 +76,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 type Outgoing = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// A connection to the proxy, and behind it another as long as the proxy keeps it.
+/// A connection to the proxy that is used again as long as the proxy keeps it open.
 pub struct Road<'f> {
     pub field: &'f Field,
     pub way: Way,
@@ -89,7 +89,7 @@ impl Field {
         Road { field: self, way, h1: None, h2: None }
     }
 
-    /// Where a way ends.
+    /// Returns the origin of a way in.
     pub fn origin(&self, way: Way) -> &Recorder {
         self.origins.at(way)
     }
@@ -98,16 +98,16 @@ impl Field {
         format!("api.test:{}", self.origin(way).port)
     }
 
-    /// A connection on which requests of HTTP/1.1 can be written.
+    /// Opens a connection for HTTP/1.1 requests.
     pub async fn wire(&self, way: Way) -> Box<dyn Stream> {
         match way {
             Way::TunnelH1 => Box::new(self.lab.tls(&self.authority(way), &["http/1.1"]).await),
             Way::Http | Way::Https => Box::new(self.lab.connect().await),
-            Way::TunnelH2 => panic!("that is not HTTP/1.1"),
+            Way::TunnelH2 => panic!("this way is not HTTP/1.1"),
         }
     }
 
-    /// The head of a request, to the end of its last field.
+    /// Returns the head of a request, to the end of its last field.
     pub fn head(&self, way: Way, method: &str, key: &str, ask: &Ask) -> Vec<u8> {
         let mut host = self.authority(way);
         if let Some(label) = &ask.label {
@@ -137,7 +137,7 @@ impl Road<'_> {
             if self.way == Way::TunnelH2 {
                 return self.send_h2(key, ask).await;
             }
-            // A connection that had been closed meanwhile says nothing.
+            // A connection that was closed meanwhile gives no answer, so the request is sent once more.
             for _ in 0..2 {
                 if let Some(answer) = self.send_h1(key, ask).await {
                     return answer;
@@ -145,7 +145,7 @@ impl Road<'_> {
             }
             Answer { cut: true, ..Answer::default() }
         };
-        timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("no answer to {key}"))
+        timeout(TIMEOUT, asked).await.unwrap_or_else(|_| panic!("no answer to {key}"))
     }
 
     async fn send_h1(&mut self, key: &str, ask: &Ask) -> Option<Answer> {
@@ -163,7 +163,7 @@ impl Road<'_> {
             };
             let reading = read_answer(&mut read);
             tokio::pin!(writing, reading);
-            // An answer may come before everything has been written.
+            // An answer may arrive before everything has been written.
             tokio::select! {
                 biased;
                 () = &mut writing => (reading.await, true),
@@ -250,7 +250,7 @@ pub fn chunk(piece: &[u8]) -> Vec<u8> {
     [format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat()
 }
 
-/// One answer of HTTP/1.1; none if the connection ends before it.
+/// Reads one HTTP/1.1 answer. Returns `None` if the connection ends before it.
 pub async fn read_answer(stream: &mut (impl AsyncRead + Unpin)) -> Option<Answer> {
     let mut bytes = Vec::new();
     let (mut answer, begin) = loop {
@@ -279,7 +279,7 @@ pub async fn read_answer(stream: &mut (impl AsyncRead + Unpin)) -> Option<Answer
         return Some(answer);
     }
     if answer.header("transfer-encoding").is_none() {
-        // Without a body, as 204.
+        // A status without a body, such as 204.
         return Some(answer);
     }
     loop {
@@ -337,7 +337,7 @@ pub async fn line(stream: &mut (impl AsyncRead + Unpin), bytes: &mut Vec<u8>) ->
     }
 }
 
-/// A frame of a client, masked with zeros: the bytes stand on the wire as they are.
+/// Encodes a client frame with a mask of zeros, so that its bytes appear unchanged on the wire.
 pub fn frame(opcode: u8, last: bool, payload: &[u8]) -> Vec<u8> {
     let mut frame = head_of(opcode, last, payload.len(), 0x80);
     frame.extend([0; 4]);
@@ -345,7 +345,7 @@ pub fn frame(opcode: u8, last: bool, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A frame of an origin.
+/// Encodes a frame of an origin.
 pub fn unmasked(opcode: u8, last: bool, payload: &[u8]) -> Vec<u8> {
     let mut frame = head_of(opcode, last, payload.len(), 0);
     frame.extend(payload);
@@ -368,7 +368,7 @@ fn head_of(opcode: u8, last: bool, length: usize, mask: u8) -> Vec<u8> {
     head
 }
 
-/// The fields that ask for a WebSocket.
+/// Returns the fields that request a WebSocket.
 pub fn upgrade() -> Vec<(Vec<u8>, Vec<u8>)> {
     [
         ("Connection", "Upgrade"),
@@ -381,21 +381,21 @@ pub fn upgrade() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 impl Field {
-    /// An open WebSocket, and what has already come on it.
+    /// Opens a WebSocket. Returns it with the bytes that have already arrived.
     pub async fn socket(&self, way: Way, key: &str) -> (Box<dyn Stream>, Vec<u8>) {
         let mut stream = self.wire(way).await;
         let head = self.head(way, "GET", key, &Ask { fields: upgrade(), ..Ask::default() });
         stream.write_all(&[&head[..], b"\r\n"].concat()).await.unwrap();
         stream.flush().await.unwrap();
-        let answer = timeout(PATIENCE, read_answer(&mut stream)).await.expect("an answer").expect("an answer");
+        let answer = timeout(TIMEOUT, read_answer(&mut stream)).await.expect("an answer").expect("an answer");
         assert_eq!(answer.status, 101, "{answer:?}");
         (stream, answer.body)
     }
 }
 
-/// Reads to the end, whatever it is.
+/// Reads until the stream ends or fails.
 pub async fn rest(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("an end");
+    let _ = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an end");
     bytes
 }

@@ -1,4 +1,4 @@
-//! Wherever a stream is cut, and wherever it pauses, neither a value nor half of it leaves or comes back.
+//! Wherever a stream is split or pauses, neither a value nor half of it leaves or returns.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::forms::{FORMS, Form, VALUES, contains, junk};
 use super::road::{Ask, Way, chunk, read_answer};
 use super::{Field, quiet};
-use crate::lab::PATIENCE;
+use crate::lab::TIMEOUT;
 
 /// A form of a value in the middle of a text.
 struct Text {
@@ -39,12 +39,12 @@ fn looking_for(value: &str) -> Arc<Matcher> {
     Arc::new(Matcher::new(std::iter::once((whose, value.as_bytes()))))
 }
 
-/// Forms that need no coding, and are looked for.
+/// Returns the forms without a content coding that the scanner finds.
 fn bare() -> impl Iterator<Item = Form> {
     FORMS.into_iter().filter(|form| form.codings.is_empty() && !form.is_not_yet())
 }
 
-/// Every form of every value, at the beginning, in the middle and at the end of a text.
+/// Returns every form of every value at the beginning, in the middle and at the end of a text.
 fn texts() -> &'static [Text] {
     static TEXTS: OnceLock<Vec<Text>> = OnceLock::new();
     TEXTS.get_or_init(|| {
@@ -71,8 +71,8 @@ fn texts() -> &'static [Text] {
     })
 }
 
-/// Returns the bytes of a text that are sent, and whether it was stopped. Each piece but the last is followed by a
-/// pause, or not.
+/// Returns the bytes of a text that are sent, and whether it was stopped. The flag of each piece says whether a pause
+/// follows.
 fn sent(text: &Text, pieces: &[(&[u8], bool)]) -> (Vec<u8>, bool) {
     let mut hold = Holdback::new(text.matcher.clone());
     let mut out = Vec::new();
@@ -108,7 +108,7 @@ fn redacted(text: &Text, pieces: &[(&[u8], bool)]) -> Vec<u8> {
 }
 
 #[test]
-fn no_cut_lets_a_form_out_or_in() {
+fn no_split_lets_a_form_pass_in_either_direction() {
     let mut wrong = Vec::new();
     for text in texts() {
         for cut in text.from..=text.from + text.form.len() {
@@ -136,7 +136,7 @@ fn text_of(bytes: &[u8]) -> String {
 
 proptest! {
     #[test]
-    fn no_cuts_and_pauses_let_a_form_out_or_in(
+    fn no_splits_and_pauses_let_a_form_pass_in_either_direction(
         which in any::<Index>(),
         cuts in proptest::collection::vec((any::<Index>(), any::<bool>()), 0..8),
     ) {
@@ -153,7 +153,7 @@ proptest! {
     }
 }
 
-/// A chunked upload in two writes, the second once what may go of the first has gone.
+/// Sends a chunked upload in two writes, the second after the releasable part of the first has arrived.
 async fn upload(field: &Field, way: Way, form: Form, cut: usize, pauses: bool) -> Option<String> {
     let (name, value) = VALUES[0];
     let text = form.write(value);
@@ -170,7 +170,7 @@ async fn upload(field: &Field, way: Way, form: Form, cut: usize, pauses: bool) -
     tokio::pin!(answering);
     let early = tokio::select! {
         biased;
-        // With half of it at the end it is found at the pause.
+        // If half of the value is at the end, it is found at the pause.
         answer = &mut answering, if pauses => Some(answer),
         () = async { if pauses { field.origin(way).has(&key, 100).await } } => {
             write.write_all(&second).await.unwrap();
@@ -181,7 +181,7 @@ async fn upload(field: &Field, way: Way, form: Form, cut: usize, pauses: bool) -
     let what = format!("{} by {way:?}, cut at {cut} of {}, pause {pauses}", form.name, text.len());
     let answer = match early {
         Some(answer) => answer,
-        None => timeout(PATIENCE, answering).await.ok().flatten(),
+        None => timeout(TIMEOUT, answering).await.ok().flatten(),
     };
     let Some(answer) = answer else { return Some(format!("{what}: no answer")) };
     if answer.header("exeat-refusal") != Some("leak_detected") {
@@ -198,7 +198,7 @@ async fn an_upload_in_two_writes_does_not_arrive() {
     for (n, form) in bare().enumerate() {
         let value = VALUES[0].1;
         let (length, half) = (form.write(value).len(), form.half(value));
-        // All cuts of a few, and the telling ones of all.
+        // All splits of a few texts, and the critical splits of all texts.
         let cuts: Vec<_> =
             if n % 10 == 0 { (0..=length).collect() } else { vec![1, half / 2, half - 1, half, length - 1] };
         let pauses = cuts.iter().enumerate().filter(|(at, _)| n % 10 > 0 || at % 8 == 1).map(|(_, cut)| (*cut, true));

@@ -1,4 +1,4 @@
-//! An answer that is not what its coding says is refused while it can be, and nobody waits for that.
+//! An answer that its coding cannot decode is refused while that is possible, and nothing waits for this check.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use super::origin::Words;
 use super::road::{Answer, Ask, Way};
 use super::{Field, Origins, config};
 use crate::lab::client::{auth, empty, h1};
-use crate::lab::{Ground, PATIENCE};
+use crate::lab::{LabBuilder, TIMEOUT};
 
 const CODINGS: [&str; 4] = ["gzip", "deflate", "br", "zstd"];
 
@@ -37,7 +37,7 @@ fn assert_refused(answer: &Answer, what: &str) {
 }
 
 impl Field {
-    /// The line that ended the exchange of a key.
+    /// Returns the line that ended the exchange of a key.
     async fn closed(&self, key: &str) -> Value {
         let path = format!("/cell/{key}");
         let start = Instant::now();
@@ -46,7 +46,7 @@ impl Field {
             if let Some(line) = lines.into_iter().find(|line| line["path"] == path && line["event"] == "closed") {
                 return line;
             }
-            assert!(start.elapsed() < PATIENCE, "{key} left no line");
+            assert!(start.elapsed() < TIMEOUT, "{key} left no line");
             tokio::task::yield_now().await;
         }
     }
@@ -64,7 +64,7 @@ impl Field {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_not_what_its_coding_says_is_refused() {
+async fn refuses_a_body_that_its_coding_cannot_decode() {
     let field = Field::new().await;
     let long = vec![0xff; 300_000];
     for way in Way::ALL {
@@ -76,7 +76,7 @@ async fn a_body_that_is_not_what_its_coding_says_is_refused() {
             let behind = [&sound[..], b"more"].concat();
             let bodies = [&b"hello, plain text\n"[..], &[0xff], &long, &flipped, &behind, cut];
             for (m, body) in bodies.into_iter().enumerate() {
-                // Where the end may come later, so may the knowledge that it is not there.
+                // If the end may arrive later, so may the detection that it is missing.
                 for known in if body == cut { vec![true] } else { vec![true, false] } {
                     let key = format!("garbage-{way:?}-{n}-{m}-{known}");
                     let words = coded(coding, &[body]);
@@ -87,7 +87,7 @@ async fn a_body_that_is_not_what_its_coding_says_is_refused() {
                 }
             }
         }
-        // Byte for byte, and behind a coding that is sound.
+        // Byte by byte, and inside a valid coding.
         let inner = encode("gzip", b"no zstd");
         for (key, words) in [
             ("bytes", coded("gzip", &[b"n", b"o", b"t"])),
@@ -102,9 +102,9 @@ async fn a_body_that_is_not_what_its_coding_says_is_refused() {
     }
 }
 
-/// As origins answer redirects and errors: clients take it for a body without a byte.
+/// Origins answer redirects and errors like this, and clients treat the body as empty.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_coded_body_without_a_byte_passes() {
+async fn an_empty_encoded_body_passes() {
     let field = Field::new().await;
     for way in Way::ALL {
         let mut road = field.road(way);
@@ -122,7 +122,7 @@ async fn a_coded_body_without_a_byte_passes() {
 
 /// An error after the client has received the head can only abort the body.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_breaks_later_is_broken_off() {
+async fn a_body_with_a_late_coding_error_is_aborted() {
     let field = Field::new().await;
     let text = junk(200_000);
     for way in Way::ALL {
@@ -145,14 +145,14 @@ async fn a_body_that_breaks_later_is_broken_off() {
                     }
                 }
             };
-            assert!(timeout(PATIENCE, broken).await.expect("it ends"), "{key} looks whole");
+            assert!(timeout(TIMEOUT, broken).await.expect("the connection closes"), "{key} looks whole");
             let line = field.closed(&key).await;
             assert_eq!((&line["code"], &line["verdict"]), (&"upstream_protocol".into(), &"fail".into()), "{line}");
         }
     }
 }
 
-/// The head of an answer, as soon as it comes.
+/// Returns the head of an answer as soon as it arrives.
 async fn head(field: &Field, way: Way, key: &str) -> Response<Incoming> {
     let authority = field.authority(way);
     let path = format!("/cell/{key}");
@@ -165,7 +165,7 @@ async fn head(field: &Field, way: Way, key: &str) -> Response<Incoming> {
     match way {
         Way::TunnelH2 => {
             let mut h2 = field.lab.h2(&authority).await;
-            timeout(PATIENCE, h2.send_request(request.body(empty()).unwrap())).await.expect("a head").unwrap()
+            timeout(TIMEOUT, h2.send_request(request.body(empty()).unwrap())).await.expect("a head").unwrap()
         }
         Way::TunnelH1 => {
             let tls = field.lab.tls(&authority, &["http/1.1"]).await;
@@ -178,7 +178,7 @@ async fn head(field: &Field, way: Way, key: &str) -> Response<Incoming> {
     }
 }
 
-/// A head that had to wait for more would never come.
+/// A head that waited for more bytes would never arrive.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_head_does_not_wait_for_a_silent_origin() {
     let field = Field::new().await;
@@ -200,16 +200,16 @@ async fn a_head_does_not_wait_for_a_silent_origin() {
     .await;
 }
 
-/// The time that the whole exchange has is not exceeded by the wait for the first bytes.
+/// Waiting for the first bytes does not extend the time limit of the exchange.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_wait_for_the_first_bytes_is_part_of_the_exchange() {
-    let ground = Ground::new().await;
-    let origins = Origins::start(&ground).await;
+async fn the_exchange_timeout_includes_waiting_for_the_first_bytes() {
+    let builder = LabBuilder::new().await;
+    let origins = Origins::start(&builder).await;
     let values = [("KEY", "a-value-of-some-length-0123")];
-    let text = config(&ground, &[origins.plain.port, origins.h1.port, origins.h2.port], &values);
+    let text = config(&builder, &[origins.plain.port, origins.h1.port, origins.h2.port], &values);
     let plan = "[plans.short.raw]\nrequest_timeout = \"150ms\"\n";
     let text = format!("{plan}{}", text.replace("[tasks.t]\n", "[tasks.t]\nplan = \"short\"\n"));
-    let field = Field { lab: ground.proxy(&text).await, origins };
+    let field = Field { lab: builder.proxy(&text).await, origins };
     let key = "slow";
     field.origin(Way::Https).says(key, Words { silent: true, ..coded("gzip", &[]) });
     let start = Instant::now();

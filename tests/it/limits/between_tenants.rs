@@ -9,21 +9,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::lab::client::{auth, empty, h1};
-use crate::lab::{self, Ground, Lab};
+use crate::lab::{self, Lab, LabBuilder};
 
 /// `request_timeout` of `[plans.NAME.raw]` bounds the whole exchange, and an opaque tunnel is one raw exchange.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_opaque_tunnel_ends_with_the_time_of_its_plan() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("open.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("open.test").await;
     let port = origin.port();
     let mut trust = rustls::RootCertStore::empty();
-    let pem = std::fs::read(ground.dir.path().join("origin-ca.pem")).unwrap();
+    let pem = std::fs::read(builder.dir.path().join("origin-ca.pem")).unwrap();
     for cert in rustls::pki_types::pem::PemObject::pem_slice_iter(&pem) {
         let cert: rustls::pki_types::CertificateDer<'static> = cert.unwrap();
         trust.add(cert).unwrap();
     }
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[plans.p.raw]\nrequest_timeout = \"1s\"\n[integrations.open]\nallowed_domains = [\"open.test\"]\n\
              ports = [{port}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"open\"]\nplan = \"p\"\n"
@@ -40,7 +40,7 @@ async fn an_opaque_tunnel_ends_with_the_time_of_its_plan() {
             return;
         }
         let mut buffer = [0; 4096];
-        match timeout(lab::PATIENCE, stream.read(&mut buffer)).await {
+        match timeout(lab::TIMEOUT, stream.read(&mut buffer)).await {
             Ok(Ok(1..)) => tokio::time::sleep(Duration::from_millis(100)).await,
             _ => return,
         }
@@ -50,10 +50,10 @@ async fn an_opaque_tunnel_ends_with_the_time_of_its_plan() {
 
 /// Uploads of one tenant, and how long a request of another takes meanwhile.
 async fn other_during_uploads(unit: &[u8], uploads: usize) -> Duration {
-    let ground = Ground::new().await;
-    let (heavy, light) = (ground.origin("api.test").await, ground.origin("light.test").await);
-    std::fs::write(ground.dir.path().join("other"), "another-token-of-more-than-24-bytes").unwrap();
-    let lab = ground
+    let builder = LabBuilder::new().await;
+    let (heavy, light) = (builder.origin("api.test").await, builder.origin("light.test").await);
+    std::fs::write(builder.dir.path().join("other"), "another-token-of-more-than-24-bytes").unwrap();
+    let lab = builder
         .proxy(&format!(
             "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
              [integrations.light]\nallowed_domains = [\"light.test\"]\nports = [{}]\n\
@@ -82,11 +82,11 @@ async fn other_during_uploads(unit: &[u8], uploads: usize) -> Duration {
     }
     let since = Instant::now();
     while lab.audit().await.iter().filter(|line| line["event"] == "decided").count() < uploads {
-        assert!(since.elapsed() < lab::PATIENCE, "the uploads begin");
+        assert!(since.elapsed() < lab::TIMEOUT, "the uploads begin");
         tokio::task::yield_now().await;
     }
     let since = Instant::now();
-    let took = other(&lab, light.port()).await.map_or(lab::PATIENCE, |()| since.elapsed());
+    let took = other(&lab, light.port()).await.map_or(lab::TIMEOUT, |()| since.elapsed());
     running.abort_all();
     took
 }
@@ -100,7 +100,7 @@ async fn other(lab: &Lab, port: u16) -> Option<()> {
     let stream = lab.connect().await;
     // A connection that is closed without an answer counts as none.
     let answer = tokio::spawn(async move { h1(stream, request).await.status() });
-    timeout(lab::PATIENCE, answer).await.ok()?.ok().filter(|status| *status == 200).map(drop)
+    timeout(lab::TIMEOUT, answer).await.ok()?.ok().filter(|status| *status == 200).map(drop)
 }
 
 /// The scans of one execution leave a thread to the others.

@@ -1,4 +1,5 @@
-//! A credential that has gone out costs its half credit, whatever becomes of the exchange; one that has not costs nothing.
+//! A credential that has been sent costs half a credit, whatever the outcome of the exchange; one that was not sent
+//! costs nothing.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,12 @@ use tokio::time::timeout;
 
 use crate::http::websocket::Echo;
 use crate::lab::client::{Way, auth, read_head};
-use crate::lab::{Ground, KEY, Lab, Origin, PATIENCE};
+use crate::lab::{KEY, Lab, LabBuilder, Origin, TIMEOUT};
 
 const CREDENTIAL: (&str, &str) = ("exeat-credential", "KEY");
 
-/// Where nobody listens.
-fn closed() -> u16 {
+/// Returns a port on which nothing listens.
+fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -33,16 +34,16 @@ fn config(port: u16, closed: u16, plan: &str) -> String {
 }
 
 async fn lab(h2: bool, plan: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = if h2 { ground.origin("api.test").await } else { ground.origin_h1("api.test").await };
-    ground.dns.set("other.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    let origin = if h2 { builder.origin("api.test").await } else { builder.origin_h1("api.test").await };
+    builder.dns.set("other.test", &["127.0.0.1"]);
     let port = origin.port();
-    let lab = ground.proxy(&config(port, closed(), plan)).await;
+    let lab = builder.proxy(&config(port, closed_port(), plan)).await;
     let url = format!("https://api.test:{port}/");
     (lab, origin, url)
 }
 
-/// A body that is sent in pieces, the next one only when the origin has the head or what came before is through.
+/// A body that is sent in pieces. Each piece is sent after the origin has the head or the previous piece has passed.
 struct Upload {
     sender: Sender<Bytes>,
     reply: tokio::task::JoinHandle<(u16, Option<String>)>,
@@ -56,7 +57,7 @@ impl Upload {
         let (mut client, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
         tokio::spawn(connection);
         let reply = tokio::spawn(async move {
-            let reply = timeout(PATIENCE, client.send_request(request)).await.unwrap().unwrap();
+            let reply = timeout(TIMEOUT, client.send_request(request)).await.unwrap().unwrap();
             let code = reply.headers().get("exeat-refusal").map(|code| code.to_str().unwrap().to_owned());
             (reply.status().as_u16(), code)
         });
@@ -68,7 +69,7 @@ impl Upload {
     }
 
     async fn refused(self) -> String {
-        let (_, code) = timeout(PATIENCE, self.reply).await.unwrap().unwrap();
+        let (_, code) = timeout(TIMEOUT, self.reply).await.unwrap().unwrap();
         code.expect("it is refused")
     }
 }
@@ -76,14 +77,14 @@ impl Upload {
 async fn until(what: &str, is: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !is().await {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}");
         tokio::task::yield_now().await;
     }
 }
 
-/// The credits in the log and those that the ledger has are the same.
-async fn costs(lab: &Lab, want: f64) {
-    let shown = || async { lab.ask("GET", "/v1/executions/t", &Value::Null).await.1["credits"].clone() };
+/// Asserts that the credits in the log and those in the ledger both equal `want`.
+async fn assert_credits(lab: &Lab, want: f64) {
+    let shown = || async { lab.admin_request("GET", "/v1/executions/t", &Value::Null).await.1["credits"].clone() };
     until(&format!("{want}"), async || shown().await == json!(want)).await;
     let billed: f64 = lab.audit().await.iter().filter_map(|line| line["credits"].as_f64()).sum();
     assert!(
@@ -94,7 +95,7 @@ async fn costs(lab: &Lab, want: f64) {
 }
 
 #[tokio::test]
-async fn a_body_that_is_refused_behind_its_head_costs_what_its_head_cost() {
+async fn a_body_refused_after_its_head_costs_the_head() {
     for h2 in [false, true] {
         let (lab, origin, url) = lab(h2, "max_request_bytes = 300000").await;
         let mut leaking = Upload::begin(&lab, &format!("{url}sink")).await;
@@ -104,20 +105,20 @@ async fn a_body_that_is_refused_behind_its_head_costs_what_its_head_cost() {
         leaking.send(KEY).await;
         leaking.send(vec![b'.'; 100_000]).await;
         assert_eq!(leaking.refused().await, "leak_detected", "h2: {h2}");
-        costs(&lab, 0.5).await;
+        assert_credits(&lab, 0.5).await;
         let mut large = Upload::begin(&lab, &format!("{url}sink")).await;
         large.send(vec![b'.'; 200_000]).await;
         until("the head is there", async || origin.seen().len() == 2).await;
         large.send(vec![b'.'; 100_001]).await;
         assert_eq!(large.refused().await, "request_too_large", "h2: {h2}");
-        costs(&lab, 1.0).await;
+        assert_credits(&lab, 1.0).await;
         let ended = lab.audit().await.into_iter().filter(|line| line["event"] == "closed").collect::<Vec<_>>();
         assert!(ended.iter().all(|line| line["credits"] == 0.5 && line["verdict"] == "deny"), "{ended:#?}");
     }
 }
 
 #[tokio::test]
-async fn what_never_got_to_the_origin_costs_nothing() {
+async fn a_request_that_never_reached_the_origin_is_free() {
     for h2 in [false, true] {
         let (lab, origin, url) = lab(h2, "").await;
         let leak = format!("{url}?x={KEY}");
@@ -125,16 +126,16 @@ async fn what_never_got_to_the_origin_costs_nothing() {
         lab.by(Way::Absolute, "POST", &url, &[CREDENTIAL], KEY).await.assert_refused(403, "leak_detected");
         let other = url.replace("api.test", "other.test");
         lab.by(Way::Absolute, "GET", &other, &[CREDENTIAL], "").await.assert_refused(502, "tls_failed");
-        assert_eq!(origin.seen().len(), 0, "nothing has left");
-        // Sums are told in the order of the log: once this has been, all before it have.
+        assert_eq!(origin.seen().len(), 0, "nothing was sent");
+        // Sums are updated in the order of the log: after this request, all earlier ones are included.
         assert_eq!(lab.by(Way::Absolute, "GET", &url, &[CREDENTIAL], "").await.status, 200);
-        costs(&lab, 0.5).await;
+        assert_credits(&lab, 0.5).await;
     }
 }
 
-/// A value at the very beginning of a stream may be found before the head has gone out, or after.
+/// A value at the very beginning of a stream may be found before or after the head has been sent.
 #[tokio::test]
-async fn a_stream_that_is_refused_at_its_beginning_costs_if_its_head_has_left() {
+async fn a_stream_refused_at_its_beginning_costs_if_its_head_was_sent() {
     for h2 in [false, true] {
         let (lab, origin, url) = lab(h2, "").await;
         assert_eq!(lab.by(Way::Absolute, "GET", &url, &[CREDENTIAL], "").await.status, 200);
@@ -152,28 +153,28 @@ async fn a_stream_that_is_refused_at_its_beginning_costs_if_its_head_has_left() 
         }
         lab.ended(10).await;
         let costly = lab.audit().await.iter().filter(|line| line["credits"] == 0.5).count();
-        // An origin need not notice a request that is reset at once.
+        // An origin need not notice a request that is reset immediately.
         assert!(costly >= origin.seen().len(), "{costly} {} h2: {h2}", origin.seen().len());
-        costs(&lab, costly as f64 / 2.0).await;
+        assert_credits(&lab, costly as f64 / 2.0).await;
     }
 }
 
 #[tokio::test]
-async fn an_origin_that_is_not_there_costs_nothing() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let closed = closed();
-    let lab = ground.proxy(&config(origin.port(), closed, "")).await;
+async fn an_unreachable_origin_is_free() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let closed = closed_port();
+    let lab = builder.proxy(&config(origin.port(), closed, "")).await;
     let url = format!("https://api.test:{}/", origin.port());
     let refused = lab.by(Way::Absolute, "GET", &format!("https://api.test:{closed}/"), &[CREDENTIAL], "").await;
     refused.assert_refused(502, "connect_failed");
     assert_eq!(lab.by(Way::Absolute, "GET", &url, &[CREDENTIAL], "").await.status, 200);
-    costs(&lab, 0.5).await;
+    assert_credits(&lab, 0.5).await;
 }
 
-/// Many at once on connections that they share: each costs if its own head has left.
+/// Many at once on shared connections: each costs if its own head has been sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn among_many_each_costs_what_it_did() {
+async fn each_of_many_requests_is_charged_separately() {
     for h2 in [false, true] {
         let (lab, origin, url) = lab(h2, "").await;
         let sound = join_all((0..30).map(|_| lab.by(Way::Absolute, "GET", &url, &[CREDENTIAL], "")));
@@ -196,17 +197,17 @@ async fn among_many_each_costs_what_it_did() {
         .await;
         let lines = lab.audit().await;
         let costly = lines.iter().filter(|line| line["credits"] == 0.5).count();
-        // The origin has seen all that cost. Of a refused one it may have seen a part that it did not answer.
+        // The origin received all requests that cost. It may have received a part of a refused one and not answered it.
         assert!(costly >= 30 && origin.seen().len() <= costly, "{costly} {}", origin.seen().len());
-        costs(&lab, costly as f64 / 2.0).await;
+        assert_credits(&lab, costly as f64 / 2.0).await;
     }
 }
 
 #[tokio::test]
-async fn a_websocket_that_ends_in_a_leak_costs_what_its_handshake_cost() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
-    let lab = ground.proxy(&config(echo.port, closed(), "")).await;
+async fn a_websocket_that_ends_in_a_leak_costs_its_handshake() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let lab = builder.proxy(&config(echo.port, closed_port(), "")).await;
     let mut stream = lab.connect().await;
     let head = format!(
         "GET https://api.test:{0}/ HTTP/1.1\r\nHost: api.test:{0}\r\nProxy-Authorization: {1}\r\nConnection: upgrade\r\n\
@@ -223,8 +224,8 @@ async fn a_websocket_that_ends_in_a_leak_costs_what_its_handshake_cost() {
     let mut frame = vec![0x81, 0x80 | KEY.len() as u8, 0, 0, 0, 0];
     frame.extend_from_slice(KEY.as_bytes());
     stream.write_all(&frame).await.unwrap();
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.unwrap();
-    costs(&lab, 0.5).await;
+    let _ = timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.unwrap();
+    assert_credits(&lab, 0.5).await;
     let line = lab.ended(0).await;
     assert_eq!((&line["event"], &line["code"]), (&json!("closed"), &json!("leak_detected")), "{line}");
 }

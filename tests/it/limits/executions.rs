@@ -1,4 +1,4 @@
-//! Executions: begun by the operator, known by their tokens, counted, billed and stopped.
+//! Executions: started by the operator, identified by their tokens, counted, billed and stopped.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::lab::client::{Way, empty, h1, read_to_end};
-use crate::lab::{self, Ground, KEY, Lab, Origin, Reply};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, Reply};
 
 const TOOL: (&str, &str) = ("exeat-tool", "http_request");
 
@@ -29,10 +29,10 @@ fn config(origin: &Origin, plan: &str) -> String {
 }
 
 async fn lab(plan: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("open.test", &["127.0.0.1"]);
-    let lab = ground.proxy(&config(&origin, plan)).await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("open.test", &["127.0.0.1"]);
+    let lab = builder.proxy(&config(&origin, plan)).await;
     let url = format!("https://api.test:{}/", origin.port());
     (lab, origin, url)
 }
@@ -50,19 +50,19 @@ impl Started {
 }
 
 async fn start(lab: &Lab, wanted: Value) -> Started {
-    let (status, document) = lab.ask("POST", "/v1/executions", &wanted).await;
+    let (status, document) = lab.admin_request("POST", "/v1/executions", &wanted).await;
     assert_eq!(status, 201, "{document}");
     let text = |key: &str| document[key].as_str().unwrap().to_owned();
     Started { id: text("id"), token: text("token"), document }
 }
 
 async fn show(lab: &Lab, id: &str) -> Value {
-    let (status, document) = lab.ask("GET", &format!("/v1/executions/{id}"), &Value::Null).await;
+    let (status, document) = lab.admin_request("GET", &format!("/v1/executions/{id}"), &Value::Null).await;
     assert_eq!(status, 200, "{document}");
     document
 }
 
-/// A request of an execution's.
+/// Sends a request of an execution.
 async fn get(lab: &Lab, field: &str, url: &str, fields: &[(&str, &str)]) -> Reply {
     let host = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
     let mut request = Request::builder().uri(url).header("host", host).header("proxy-authorization", field);
@@ -79,12 +79,12 @@ async fn until(lab: &Lab, id: &str, done: impl Fn(&Value) -> bool) -> Value {
         if done(&document) {
             return document;
         }
-        assert!(since.elapsed() < lab::PATIENCE, "{document}");
+        assert!(since.elapsed() < lab::TIMEOUT, "{document}");
     }
 }
 
 #[tokio::test]
-async fn an_execution_is_known_by_its_token_and_has_limits_of_its_own() {
+async fn an_execution_is_identified_by_its_token_and_has_its_own_limits() {
     let (lab, origin, url) = lab("[plans.p]\ncalls_per_execution = 2").await;
     let (one, two) = (start(&lab, json!({"task": "t"})).await, start(&lab, json!({"task": "t"})).await);
     assert_ne!(one.id, two.id);
@@ -112,14 +112,18 @@ async fn an_execution_is_known_by_its_token_and_has_limits_of_its_own() {
         assert_eq!((&shown["task"], &shown["stopped"]), (&json!("t"), &Value::Null));
         assert!(shown.get("token").is_none(), "{shown}");
     }
-    assert_eq!(lab.by(Way::TunnelH1, "GET", &url, &[TOOL], "").await.status, 200, "the task's own is another");
+    assert_eq!(
+        lab.by(Way::TunnelH1, "GET", &url, &[TOOL], "").await.status,
+        200,
+        "the static execution is a separate one"
+    );
     assert_eq!(origin.seen().len(), 7);
     let lines = lab.audit().await;
     let of = |id: &str| lines.iter().filter(|line| line["execution"] == id && line["task"] == "t").count();
-    assert_eq!((of(&one.id), of(&two.id)), (7, 7), "three of two lines, and one that was refused");
-    let (status, listed) = lab.ask("GET", "/v1/executions?task=t", &Value::Null).await;
+    assert_eq!((of(&one.id), of(&two.id)), (7, 7), "three calls with two lines each, and one refused");
+    let (status, listed) = lab.admin_request("GET", "/v1/executions?task=t", &Value::Null).await;
     assert_eq!((status, listed.as_array().unwrap().len()), (200, 3), "{listed}");
-    // Nothing of a token is in any file but as a hash.
+    // Files contain nothing of a token except its hash.
     for entry in std::fs::read_dir(lab.dir.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
@@ -131,7 +135,7 @@ async fn an_execution_is_known_by_its_token_and_has_limits_of_its_own() {
 }
 
 #[tokio::test]
-async fn who_is_unknown_is_407_and_who_has_ended_403() {
+async fn unknown_tokens_get_407_and_ended_executions_403() {
     let (lab, origin, url) = lab("[plans.p]").await;
     let one = start(&lab, json!({"task": "t", "expires_in_s": 3600})).await;
     let unknown = "0".repeat(32);
@@ -146,11 +150,11 @@ async fn who_is_unknown_is_407_and_who_has_ended_403() {
         get(&lab, &field, &url, &[]).await.assert_refused(407, "caller_unknown");
     }
     assert_eq!(get(&lab, &one.basic(), &url, &[]).await.status, 200);
-    let (status, document) = lab.ask("DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
+    let (status, document) = lab.admin_request("DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
     assert_eq!((status, &document["stopped"]), (200, &json!("asked")), "{document}");
     get(&lab, &one.basic(), &url, &[]).await.assert_refused(403, "execution_stopped");
     get(&lab, &one.basic(), &url, &[TOOL]).await.assert_refused(403, "execution_stopped");
-    // One that lasts a second, which is over.
+    // An execution that lasts one second and has expired.
     let short = start(&lab, json!({"task": "t", "expires_in_s": 1})).await;
     until(&lab, &short.id, |document| document["stopped"] == "expired").await;
     get(&lab, &short.basic(), &url, &[]).await.assert_refused(403, "execution_stopped");
@@ -164,7 +168,7 @@ async fn who_is_unknown_is_407_and_who_has_ended_403() {
 }
 
 #[tokio::test]
-async fn what_is_under_way_ends_with_its_execution() {
+async fn requests_in_flight_end_with_their_execution() {
     let (lab, origin, url) = lab("[plans.p]").await;
     for how in ["stopped", "expired"] {
         let wanted = if how == "expired" { json!({"task": "t", "expires_in_s": 2}) } else { json!({"task": "t"}) };
@@ -185,18 +189,18 @@ async fn what_is_under_way_ends_with_its_execution() {
         assert!(crate::lab::client::read_head(&mut tunnel).await.starts_with("HTTP/1.1 200"));
         tunnel.write_all(&crate::leaks::finds::hello("open.test")).await.unwrap();
         if how == "stopped" {
-            let (status, _) = lab.ask("DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
+            let (status, _) = lab.admin_request("DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
             assert_eq!(status, 200);
         }
-        assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err(), "{how}: the download breaks off");
+        assert!(timeout(lab::TIMEOUT, download.collect()).await.unwrap().is_err(), "{how}: the download breaks off");
         let mut rest = Vec::new();
-        let _ = timeout(lab::PATIENCE, tunnel.read_to_end(&mut rest)).await.expect("the tunnel ends");
+        let _ = timeout(lab::TIMEOUT, tunnel.read_to_end(&mut rest)).await.expect("the tunnel ends");
         assert_eq!(get(&lab, &neighbour.basic(), &url, &[]).await.status, 200, "{how}");
         drop(other);
         let since = Instant::now();
         let ended = |line: &Value| line["execution"] == one.id.as_str() && line["code"] == "execution_stopped";
         while lab.audit().await.iter().filter(|line| ended(line) && line["event"] == "closed").count() < 2 {
-            assert!(since.elapsed() < lab::PATIENCE, "{how}: {:#?}", lab.audit().await);
+            assert!(since.elapsed() < lab::TIMEOUT, "{how}: {:#?}", lab.audit().await);
         }
     }
 }
@@ -212,7 +216,7 @@ async fn an_execution_may_be_tied_to_a_network() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_begun_is_said() {
+async fn reports_why_an_execution_cannot_be_started() {
     let (lab, _, _) = lab("[plans.p]").await;
     let rows = [
         (json!({"task": "nobody"}), 422, "the task does not exist"),
@@ -225,7 +229,7 @@ async fn what_cannot_be_begun_is_said() {
         (json!([1]), 400, ""),
     ];
     for (wanted, status, says) in rows {
-        let (got, document) = lab.ask("POST", "/v1/executions", &wanted).await;
+        let (got, document) = lab.admin_request("POST", "/v1/executions", &wanted).await;
         assert_eq!(got, status, "{wanted}: {document}");
         assert!(document["error"].as_str().unwrap().contains(says), "{wanted}: {document}");
     }
@@ -236,12 +240,12 @@ async fn what_cannot_be_begun_is_said() {
         ("PUT", "/v1/executions", 405),
         ("GET", "/v1/executions/a/b/c", 404),
     ] {
-        assert_eq!(lab.ask(method, path, &Value::Null).await.0, status, "{method} {path}");
+        assert_eq!(lab.admin_request(method, path, &Value::Null).await.0, status, "{method} {path}");
     }
 }
 
 #[tokio::test]
-async fn a_static_execution_is_begun_anew() {
+async fn a_static_execution_can_be_restarted() {
     let (lab, _, url) = lab("[plans.p]\ncalls_per_execution = 1\n[leak]\nmax_finds = 1").await;
     assert_eq!(lab.by(Way::Absolute, "GET", &url, &[TOOL], "").await.status, 200);
     lab.by(Way::Absolute, "GET", &url, &[TOOL], "").await.assert_refused(429, "execution_limit");
@@ -250,21 +254,21 @@ async fn a_static_execution_is_begun_anew() {
     let lab = lab.restarted().await;
     lab.get(&url).await.assert_refused(403, "execution_stopped");
     assert_eq!(show(&lab, "t").await["stopped"], "finds");
-    let (status, document) = lab.ask("POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
+    let (status, document) = lab.admin_request("POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
     assert_eq!((status, &document["id"], &document["calls"]), (201, &json!("t"), &json!(0)), "{document}");
     assert_eq!(lab.by(Way::Absolute, "GET", &url, &[TOOL], "").await.status, 200);
     lab.by(Way::Absolute, "GET", &url, &[TOOL], "").await.assert_refused(429, "execution_limit");
 }
 
-/// The bill is what the log says, also behind a restart; the record has the last fifty calls.
+/// The bill equals the sum in the log, also after a restart; the record has the last fifty calls.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_carried_a_credential_costs_half_a_credit() {
+async fn a_request_with_a_credential_costs_half_a_credit() {
     let (lab, _, url) = lab("[plans.p]\nrequest_timeout = \"300ms\"").await;
     let one = start(&lab, json!({"task": "t"})).await;
     let field = one.basic();
     let with_key = [("exeat-tool", "api_call"), ("exeat-credential", "KEY")];
     let raw = [("exeat-credential", "KEY")];
-    // Path, fields; the status, and whether it costs.
+    // Path, fields; the status, and whether the request costs.
     type Row<'r> = (&'r str, &'r [(&'r str, &'r str)], u16, bool);
     let rows: [Row<'_>; 7] = [
         ("", &with_key, 200, true),
@@ -290,15 +294,15 @@ async fn what_carried_a_credential_costs_half_a_credit() {
     // Free refusals are recorded after calls that cost something.
     let since = Instant::now();
     let calls = loop {
-        let (_, calls) = lab.ask("GET", &path, &Value::Null).await;
-        if calls.as_array().unwrap().len() >= 7 || since.elapsed() > lab::PATIENCE {
+        let (_, calls) = lab.admin_request("GET", &path, &Value::Null).await;
+        if calls.as_array().unwrap().len() >= 7 || since.elapsed() > lab::TIMEOUT {
             break calls;
         }
         tokio::task::yield_now().await;
     };
     let calls = calls.as_array().unwrap();
     let column = |key: &str| calls.iter().map(|call| call[key].clone()).collect::<Vec<_>>();
-    assert_eq!(calls.len(), 7, "raw requests are none: {calls:#?}");
+    assert_eq!(calls.len(), 7, "raw requests are not recorded: {calls:#?}");
     assert_eq!(
         column("block_reason"),
         [
@@ -321,19 +325,19 @@ async fn what_carried_a_credential_costs_half_a_credit() {
     assert!(many.iter().all(|reply| reply.status == 200));
     let since = Instant::now();
     loop {
-        let (_, calls) = lab.ask("GET", &path, &Value::Null).await;
+        let (_, calls) = lab.admin_request("GET", &path, &Value::Null).await;
         let calls = calls.as_array().unwrap();
         let new = calls.iter().filter(|call| call["tool"] == "http_request" && call["blocked"] == false).count();
         if (calls.len(), new) == (50, 50) {
             break;
         }
-        assert!(calls.len() <= 50 && since.elapsed() < lab::PATIENCE, "{} {new}", calls.len());
+        assert!(calls.len() <= 50 && since.elapsed() < lab::TIMEOUT, "{} {new}", calls.len());
     }
 }
 
-/// A log that has been summed up to some line is read on from there.
+/// A log that was summed up to some line is read on from that line.
 #[tokio::test]
-async fn what_was_written_and_not_summed_up_is_at_the_next_start() {
+async fn logged_costs_are_billed_at_the_next_start() {
     let (lab, _, url) = lab("[plans.p]").await;
     let one = start(&lab, json!({"task": "t"})).await;
     let with_key = [("exeat-tool", "api_call"), ("exeat-credential", "KEY")];
@@ -343,18 +347,18 @@ async fn what_was_written_and_not_summed_up_is_at_the_next_start() {
     let before = std::fs::read(&ledger).unwrap();
     assert_eq!(get(&lab, &one.basic(), &url, &with_key).await.status, 200);
     until(&lab, &one.id, |document| document["credits"] == json!(1.0)).await;
-    // As if the process had died between the log and the ledger; the call itself had been counted before.
+    // Simulates a crash between the log and the ledger; the call itself had been counted before.
     let lab = lab.restarted_after(async |_| std::fs::write(&ledger, &before).unwrap()).await;
     let shown = show(&lab, &one.id).await;
     assert_eq!((&shown["credits"], &shown["calls"]), (&json!(1.0), &json!(1)), "{shown}");
-    let (_, calls) = lab.ask("GET", &format!("/v1/executions/{}/tool_calls", one.id), &Value::Null).await;
+    let (_, calls) = lab.admin_request("GET", &format!("/v1/executions/{}/tool_calls", one.id), &Value::Null).await;
     assert_eq!(calls.as_array().unwrap().len(), 2);
     let lab = lab.restarted().await;
-    assert_eq!(show(&lab, &one.id).await["credits"], json!(1.0), "no line counts twice");
+    assert_eq!(show(&lab, &one.id).await["credits"], json!(1.0), "no line is counted twice");
 }
 
 #[tokio::test]
-async fn who_asks_at_the_proxy_gets_no_execution() {
+async fn executions_cannot_be_started_through_the_proxy() {
     let (lab, _, _) = lab("[plans.p]").await;
     let mut stream = lab.connect().await;
     let text = "POST /v1/executions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";

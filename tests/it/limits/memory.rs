@@ -1,4 +1,4 @@
-//! A large body moves through an interception in constant memory.
+//! Large bodies pass through an interception in constant memory.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::lab::{self, Ground, PATIENCE, Reply, client};
+use crate::lab::{self, LabBuilder, Reply, TIMEOUT, client};
 use crate::operation::cli::{Served, exeat};
 
 const GIB: usize = 1 << 30;
-/// The most that the daemon may ever have held.
-const MOST_KB: u64 = 64 * 1024;
+/// The maximum resident memory of the daemon.
+const MAX_KB: u64 = 64 * 1024;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "moves four GiB"]
 async fn a_gibibyte_passes_both_ways_in_constant_memory() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let dir = ground.dir.path();
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let dir = builder.dir.path();
     fs::write(
         dir.join("e.toml"),
-        ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port()))),
+        builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port()))),
     )
     .unwrap();
     let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
@@ -64,7 +64,7 @@ async fn a_gibibyte_passes_both_ways_in_constant_memory() {
     }
     let peak = peak_kb(&served, "VmHWM");
     println!("resident: {idle} kB idle, {peak} kB at most");
-    assert!(peak < MOST_KB, "{peak} kB");
+    assert!(peak < MAX_KB, "{peak} kB");
 }
 
 async fn tls(served: &Served, to: &str, ca: &[u8], alpn: &'static str) -> TlsStream<tokio::net::TcpStream> {
@@ -97,27 +97,30 @@ where
     *request.uri_mut() = request.uri().path_and_query().unwrap().as_str().parse().unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await.unwrap();
     tokio::spawn(connection);
-    // An upload is looked through, which takes its time in a build for debugging.
-    timeout(20 * PATIENCE, sender.send_request(request)).await.expect("an answer comes").expect("it is HTTP")
+    // Scanning an upload is slow in a debug build.
+    timeout(20 * TIMEOUT, sender.send_request(request))
+        .await
+        .expect("an answer arrives")
+        .expect("the answer is valid HTTP")
 }
 
-/// A line of `/proc/PID/status`, in kB.
+/// Returns a line of `/proc/PID/status`, in kB.
 fn peak_kb(served: &Served, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Downloads that nobody reads, on one connection and on connections of their own.
+/// Downloads that are not read, on one connection and on separate connections.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "holds many downloads"]
-async fn unread_downloads_are_not_kept_for_their_readers() {
+async fn unread_downloads_are_not_buffered() {
     const LENGTH: usize = 8 << 20;
     for (downloads, apart, most) in [(116, false, 256_000), (116, true, 256_000), (1000, false, 384_000)] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let dir = ground.dir.path();
-        let config = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port())));
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let dir = builder.dir.path();
+        let config = builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port())));
         fs::write(dir.join("e.toml"), config).unwrap();
         let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
         let to = format!("api.test:{}", origin.port());
@@ -125,7 +128,7 @@ async fn unread_downloads_are_not_kept_for_their_readers() {
         let mut senders = Vec::new();
         let mut held = Vec::new();
         for n in 0..downloads {
-            // The proxy lets a hundred streams be open on one connection.
+            // The proxy permits a hundred open streams on one connection.
             if apart || n % 100 == 0 {
                 let io = TokioIo::new(tls(&served, &to, &ca, "h2").await);
                 let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
@@ -163,17 +166,17 @@ async fn unread_downloads_are_not_kept_for_their_readers() {
     }
 }
 
-/// Downloads that nobody reads, and uploads that an origin does not read, over HTTP/1.1 on both sides.
+/// Downloads that the client does not read, and uploads that the origin does not read, over HTTP/1.1 on both sides.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "holds many connections"]
 async fn stalled_exchanges_over_http_1_hold_little_memory() {
     const EXCHANGES: usize = 300;
     const UPLOAD: usize = 16 << 20;
     for is_upload in [false, true] {
-        let ground = Ground::new().await;
-        let origin = ground.origin_h1("api.test").await;
-        let dir = ground.dir.path();
-        let config = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port())));
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin_h1("api.test").await;
+        let dir = builder.dir.path();
+        let config = builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port())));
         fs::write(dir.join("e.toml"), config).unwrap();
         let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
         let to = format!("api.test:{}", origin.port());
@@ -216,7 +219,7 @@ async fn stalled_exchanges_over_http_1_hold_little_memory() {
     }
 }
 
-/// Bodies that are one byte short, on ten tunnels: such as a person has to approve, and such as the origin does not read.
+/// Bodies that lack one byte, in ten tunnels: some need approval, others are not read by the origin.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "sends a thousand bodies"]
 async fn bodies_that_never_end_do_not_fill_the_memory() {
@@ -224,11 +227,11 @@ async fn bodies_that_never_end_do_not_fill_the_memory() {
     const TUNNELS: usize = 10;
     const STREAMS: usize = 100;
     for (path, approval) in [("", "approval = \"required\""), ("stall", "")] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let dir = ground.dir.path();
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let dir = builder.dir.path();
         let allow = lab::allow_api(origin.port()).replacen("\n[tasks.t]", &format!("\n{approval}\n[tasks.t]"), 1);
-        let config = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{allow}"));
+        let config = builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{allow}"));
         fs::write(dir.join("e.toml"), config).unwrap();
         let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
         let to = format!("api.test:{}", origin.port());
@@ -263,7 +266,7 @@ async fn bodies_that_never_end_do_not_fill_the_memory() {
             });
             }
         }
-        // All has come that comes once nothing more does.
+        // Everything has arrived once the count no longer changes.
         let (mut refused, mut before) = (0, u64::MAX);
         loop {
             tokio::time::sleep(std::time::Duration::from_secs(2)).await;
@@ -282,15 +285,15 @@ async fn bodies_that_never_end_do_not_fill_the_memory() {
     }
 }
 
-/// A connection to the proxy.
+/// Connects to the proxy.
 async fn dial(served: &Served) -> tokio::net::TcpStream {
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
     let stream = tokio::net::TcpStream::connect(served.proxy()).await;
     stream.unwrap()
 }
 
-/// More executions than fill the process, each with more bodies than it may hold, all one byte short. One that comes
-/// late has room for its own.
+/// More executions than the process has memory for, each with more bodies than it may hold, all lacking one byte. A
+/// later execution still has room for its own.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "sends 360 MB"]
 async fn executions_that_fill_their_budgets_leave_room_for_another() {
@@ -299,15 +302,15 @@ async fn executions_that_fill_their_budgets_leave_room_for_another() {
     const BODIES: usize = 20;
     let token = |n: usize| format!("{n:02}-0123456789abcdef0123456789abcdef");
     for (path, approval) in [("", "approval = \"required\""), ("stall", "")] {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let dir = ground.dir.path();
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let dir = builder.dir.path();
         let mut text = lab::allow_api(origin.port()).replacen("\n[tasks.t]", &format!("\n{approval}\n[tasks.t]"), 1);
         for n in 0..=TASKS {
             fs::write(dir.join(format!("token-{n}")), token(n)).unwrap();
             text += &format!("[tasks.t{n}]\nintegrations = [\"api\"]\ntoken = \"file:token-{n}\"\n");
         }
-        fs::write(dir.join("e.toml"), ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{text}"))).unwrap();
+        fs::write(dir.join("e.toml"), builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{text}"))).unwrap();
         let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
         let to = format!("api.test:{}", origin.port());
         let idle = peak_kb(&served, "VmRSS");
@@ -357,7 +360,7 @@ async fn executions_that_fill_their_budgets_leave_room_for_another() {
     }
 }
 
-/// The first bytes of an answer, however long it takes.
+/// Returns the first bytes of an answer, however long it takes.
 async fn head_of(stream: &mut tokio::net::TcpStream) -> String {
     let mut bytes = vec![0; 64];
     let read = tokio::io::AsyncReadExt::read(stream, &mut bytes).await.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Limits of calls, memory and connections, and what calls cost.
+//! Limits on calls, memory and connections, and the cost of calls.
 
 pub mod between_tenants;
 pub mod credits;

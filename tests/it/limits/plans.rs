@@ -1,4 +1,4 @@
-//! The limits of a plan: number, rate, concurrency, size and duration. Every key of `[plans]`.
+//! The limits of a plan: number, rate, concurrency, size and duration. Every key of `[plans]` is tested.
 
 use std::time::Instant;
 
@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::lab::client::{Way, auth, empty, h1, read_head, read_to_end};
-use crate::lab::{self, Ground, Lab, Origin, Reply};
+use crate::lab::{self, Lab, LabBuilder, Origin, Reply};
 
 const TOOL: (&str, &str) = ("exeat-tool", "http_request");
 
-/// `t` has this plan, all tools, one inspected host and one that passes unseen.
+/// `t` has this plan, all tools, one inspected host and one opaque host.
 fn config(origin: &Origin, plan: &str) -> String {
     let port = origin.port();
     format!(
@@ -26,10 +26,10 @@ fn config(origin: &Origin, plan: &str) -> String {
 }
 
 async fn lab(plan: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("open.test", &["127.0.0.1"]);
-    let lab = ground.proxy(&config(&origin, plan)).await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("open.test", &["127.0.0.1"]);
+    let lab = builder.proxy(&config(&origin, plan)).await;
     let url = format!("https://api.test:{}/", origin.port());
     (lab, origin, url)
 }
@@ -51,7 +51,7 @@ fn seconds(reply: &Reply, name: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_hundred_calls_at_once_ten_in_the_minute_reach_the_origin() {
+async fn ten_per_minute_admits_ten_of_a_hundred_concurrent_calls() {
     let (lab, origin, url) = lab("[plans.p]\ncalls_per_minute = 10").await;
     let replies = join_all((0..100).map(|n| {
         let (lab, url) = (&lab, &url);
@@ -78,11 +78,11 @@ async fn of_a_hundred_calls_at_once_ten_in_the_minute_reach_the_origin() {
         line["stage"] == "throttle" && line["verdict"] == "deny" && line["rule"] == "calls_per_minute: 10"
     };
     assert!(lines.iter().all(expected), "{lines:#?}");
-    assert_eq!(lab.get(&url).await.status, 200, "raw requests are counted apart");
+    assert_eq!(lab.get(&url).await.status, 200, "raw requests are counted separately");
 }
 
 #[tokio::test]
-async fn an_execution_has_so_many_calls_and_raw_requests_apart() {
+async fn tool_calls_and_raw_requests_have_separate_limits() {
     let plan = "[plans.p]\ncalls_per_execution = 2\n[plans.p.raw]\ncalls_per_execution = 3";
     let (lab, origin, url) = lab(plan).await;
     let of_tool: Vec<_> = join_all((0..4).map(|_| tool(&lab, &url))).await;
@@ -92,7 +92,7 @@ async fn an_execution_has_so_many_calls_and_raw_requests_apart() {
         assert_eq!(refused.len(), 2, "{replies:?}");
         for reply in refused {
             reply.assert_refused(429, "execution_limit");
-            assert_eq!(reply.header("retry-after"), None, "time does not help");
+            assert_eq!(reply.header("retry-after"), None, "the limit does not depend on time");
             assert_eq!(reply.header("ratelimit-policy"), Some(&*format!("\"calls_per_execution\";q={allowed}")));
             assert_eq!(reply.problem()["retry"], "never");
         }
@@ -101,9 +101,9 @@ async fn an_execution_has_so_many_calls_and_raw_requests_apart() {
     assert_eq!(lines(&lab, "execution_limit").await.len(), 4);
 }
 
-/// A call that is refused for what it asks counts; one that is refused for its number does not.
+/// A call that is refused for its content counts; one that is refused for its number does not.
 #[tokio::test]
-async fn a_call_that_the_limiter_lets_pass_counts_whatever_becomes_of_it() {
+async fn an_admitted_call_counts_whatever_its_result() {
     let (lab, origin, url) = lab("[plans.p]\ncalls_per_minute = 2").await;
     let elsewhere = lab.by(Way::Absolute, "GET", "https://elsewhere.test/", &[TOOL], "").await;
     elsewhere.assert_refused(403, "host_not_allowed");
@@ -113,14 +113,14 @@ async fn a_call_that_the_limiter_lets_pass_counts_whatever_becomes_of_it() {
     assert_eq!(origin.seen().len(), 0);
 }
 
-/// A tunnel costs what is in it, and one call if nothing is.
+/// A tunnel costs the requests in it, or one call if it has none.
 #[tokio::test]
-async fn every_connect_is_a_call_and_that_of_the_first_request_in_it() {
+async fn a_connect_is_one_call_including_its_first_request() {
     let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 5").await;
     let to = format!("api.test:{}", origin.port());
     drop(lab.tunnel(&to).await);
     drop(lab.tls(&to, &["h2"]).await);
-    // One request in it, one tunnel unseen, one that is refused.
+    // A tunnel with one request, an opaque tunnel, and a refused tunnel.
     assert_eq!(lab.by(Way::TunnelH1, "GET", &url, &[], "").await.status, 200);
     drop(lab.tunnel(&format!("open.test:{}", origin.port())).await);
     let (head, _) = lab.try_connect("elsewhere.test:443").await;
@@ -133,49 +133,49 @@ async fn every_connect_is_a_call_and_that_of_the_first_request_in_it() {
     assert_eq!(lines(&lab, "execution_limit").await.len(), 3);
 }
 
-/// Waits until the origin has been asked so often.
-async fn until_asked(origin: &Origin, count: usize) {
+/// Waits until the origin has received this many requests.
+async fn wait_until_received(origin: &Origin, count: usize) {
     let start = Instant::now();
     while origin.seen().len() < count {
-        assert!(start.elapsed() < lab::PATIENCE);
+        assert!(start.elapsed() < lab::TIMEOUT);
         tokio::task::yield_now().await;
     }
 }
 
-/// A tool call whose client resets was let through all the same. A raw request that is reset has used the tunnel's call.
+/// A tool call that its client resets was admitted nonetheless. A raw request that is reset has used the tunnel's call.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_call_that_its_client_aborts_gives_the_tunnels_call_back() {
+async fn an_aborted_tool_call_refunds_the_tunnels_call() {
     let (lab, origin, _) = lab("[plans.p.raw]\ncalls_per_execution = 1").await;
     let to = format!("api.test:{}", origin.port());
     for (n, fields) in ["Exeat-Tool: http_request\r\n", "Exeat-Tool: http_get\r\n", ""].into_iter().enumerate() {
         let start = Instant::now();
-        // It is given back a moment after the reset was noticed.
+        // The call is refunded shortly after the proxy has noticed the reset.
         let stream = loop {
             let (head, stream) = lab.try_connect(&to).await;
             if head.starts_with("HTTP/1.1 200") {
                 break stream;
             }
-            assert!(start.elapsed() < lab::PATIENCE, "{n}: {head}");
+            assert!(start.elapsed() < lab::TIMEOUT, "{n}: {head}");
         };
-        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(lab.trusting(&["http/1.1"])));
+        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(lab.client_tls_config(&["http/1.1"])));
         let mut tls = connector.connect("api.test".try_into().unwrap(), stream).await.unwrap();
         tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n{fields}\r\n").as_bytes()).await.unwrap();
-        until_asked(&origin, n + 1).await;
+        wait_until_received(&origin, n + 1).await;
         let stream = tls.into_inner().0;
         socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
         drop(stream);
         let start = Instant::now();
         while ends(&lab, "abandoned").await < n + 1 {
-            assert!(start.elapsed() < lab::PATIENCE);
+            assert!(start.elapsed() < lab::TIMEOUT);
         }
     }
     let (head, _) = lab.try_connect(&to).await;
     assert!(head.contains("exeat-refusal: execution_limit"), "{head}");
 }
 
-/// However many calls in a tunnel are aborted at once, its call is given back once.
+/// However many calls in a tunnel are aborted at once, the tunnel's call is refunded once.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_call_of_a_tunnel_is_given_back_once() {
+async fn a_tunnels_call_is_refunded_once() {
     let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 3").await;
     assert_eq!(lab.get(&url).await.status, 200);
     let mut sender = lab.h2(&format!("api.test:{}", origin.port())).await;
@@ -185,16 +185,16 @@ async fn the_call_of_a_tunnel_is_given_back_once() {
             tokio::spawn(sender.send_request(request))
         })
         .collect();
-    until_asked(&origin, 9).await;
+    wait_until_received(&origin, 9).await;
     drop(sender);
     calls.iter().for_each(tokio::task::JoinHandle::abort);
     let start = Instant::now();
     while ends(&lab, "abandoned").await < 8 {
-        assert!(start.elapsed() < lab::PATIENCE);
+        assert!(start.elapsed() < lab::TIMEOUT);
     }
     assert_eq!(lab.get(&url).await.status, 200);
     while lab.get(&url).await.status != 200 {
-        assert!(start.elapsed() < lab::PATIENCE, "it is not given back");
+        assert!(start.elapsed() < lab::TIMEOUT, "the call is not refunded");
     }
     lab.get(&url).await.assert_refused(429, "execution_limit");
 }
@@ -204,7 +204,7 @@ async fn ends(lab: &Lab, verdict: &str) -> usize {
 }
 
 #[tokio::test]
-async fn requests_follow_one_another_no_faster_than_the_plan_says() {
+async fn requests_are_limited_to_the_plans_rate() {
     let (lab, origin, url) = lab("[plans.p.raw]\nrequests_per_second = 1\nburst = 4").await;
     let start = Instant::now();
     let replies = join_all((0..40).map(|_| lab.get(&url))).await;
@@ -216,8 +216,8 @@ async fn requests_follow_one_another_no_faster_than_the_plan_says() {
     refused.assert_refused(429, "rate_limited");
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert_eq!(refused.header("ratelimit-policy"), Some("\"requests_per_second\";q=1;w=1"));
-    assert_eq!(tool(&lab, &url).await.status, 200, "the plan's tools have no such limit");
-    // A CONNECT takes from it too.
+    assert_eq!(tool(&lab, &url).await.status, 200, "the plan has no such limit for tools");
+    // A CONNECT counts towards the rate too.
     let mut refused = false;
     for _ in 0..20 {
         let (head, _) = lab.try_connect(&format!("api.test:{}", origin.port())).await;
@@ -227,7 +227,7 @@ async fn requests_follow_one_another_no_faster_than_the_plan_says() {
 }
 
 #[tokio::test]
-async fn without_a_burst_it_is_what_passes_in_a_second() {
+async fn the_default_burst_is_one_second_of_the_rate() {
     let (lab, origin, url) = lab("[plans.p.raw]\nrequests_per_second = 3").await;
     let start = Instant::now();
     join_all((0..30).map(|_| lab.get(&url))).await;
@@ -236,7 +236,7 @@ async fn without_a_burst_it_is_what_passes_in_a_second() {
 }
 
 #[tokio::test]
-async fn so_many_requests_are_under_way_at_a_time() {
+async fn concurrent_requests_are_limited() {
     let (lab, origin, url) = lab("[plans.p.raw]\nconcurrent = 2").await;
     let mut uploads = Vec::new();
     for _ in 0..2 {
@@ -249,7 +249,7 @@ async fn so_many_requests_are_under_way_at_a_time() {
     }
     let start = Instant::now();
     while lines_of(&lab, "decided").await < 2 {
-        assert!(start.elapsed() < lab::PATIENCE);
+        assert!(start.elapsed() < lab::TIMEOUT);
     }
     let refused = lab.get(&url).await;
     refused.assert_refused(429, "concurrency_limited");
@@ -257,20 +257,20 @@ async fn so_many_requests_are_under_way_at_a_time() {
     assert_eq!(refused.problem()["retry"], "later");
     let (head, _) = lab.try_connect(&format!("api.test:{}", origin.port())).await;
     assert!(head.contains("exeat-refusal: concurrency_limited"), "{head}");
-    assert_eq!(tool(&lab, &url).await.status, 200, "tool calls are counted apart");
+    assert_eq!(tool(&lab, &url).await.status, 200, "tool calls are counted separately");
     let (sender, answer) = uploads.pop().unwrap();
     drop(sender);
     assert_eq!(answer.await.unwrap(), 200);
-    // It has its line, and with it goes its place.
+    // Its place is free once its line is written.
     let start = Instant::now();
     while lab.get(&url).await.status != 200 {
-        assert!(start.elapsed() < lab::PATIENCE);
+        assert!(start.elapsed() < lab::TIMEOUT);
     }
     assert!(!lines(&lab, "concurrency_limited").await.is_empty());
 }
 
 #[tokio::test]
-async fn a_request_body_may_be_so_large() {
+async fn request_bodies_are_limited() {
     let plan = "[plans.p]\nmax_request_bytes = 100\n[plans.p.raw]\nmax_request_bytes = \"200KB\"";
     let (lab, origin, url) = lab(plan).await;
     let url = format!("{url}sink");
@@ -287,7 +287,7 @@ async fn a_request_body_may_be_so_large() {
             assert_eq!(origin.seen().len(), before, "{way:?} {most}: nothing has left");
         }
     }
-    // Of unknown length it is found out on the way.
+    // If the length is unknown, the limit is detected during the upload.
     let line = format!("{:x}\r\n{}\r\n", 100_000, "x".repeat(100_000));
     let authority = format!("api.test:{}", origin.port());
     let text = format!(
@@ -298,10 +298,10 @@ async fn a_request_body_may_be_so_large() {
     let mut stream = lab.connect().await;
     stream.write_all(text.as_bytes()).await.unwrap();
     stream.write_all(b"1\r\nx\r\n").await.unwrap();
-    let head = timeout(lab::PATIENCE, read_head(&mut stream)).await.unwrap();
+    let head = timeout(lab::TIMEOUT, read_head(&mut stream)).await.unwrap();
     assert!(head.starts_with("HTTP/1.1 413") && head.contains("exeat-refusal: request_too_large"), "{head}");
     let mut body = vec![0; 2000];
-    let read = timeout(lab::PATIENCE, stream.read(&mut body)).await.unwrap().unwrap();
+    let read = timeout(lab::TIMEOUT, stream.read(&mut body)).await.unwrap().unwrap();
     let text = String::from_utf8_lossy(&body[..read]).replace([' ', '\n'], "");
     assert!(text.contains("\"limit\":{\"name\":\"max_request_bytes\",\"allowed\":200000}"), "{text}");
     let ended = lines(&lab, "request_too_large").await;
@@ -310,9 +310,9 @@ async fn a_request_body_may_be_so_large() {
     assert!(last["event"] == "closed" && last["request_bytes"].as_u64().unwrap() <= 200_000, "{last}");
 }
 
-/// One that ends exactly at the limit passes, and is no different in its pieces.
+/// A body that ends exactly at the limit passes unchanged.
 #[tokio::test]
-async fn a_body_of_unknown_length_may_be_just_as_large() {
+async fn a_body_of_unknown_length_has_the_same_limit() {
     let (lab, origin, url) = lab("[plans.p.raw]\nmax_request_bytes = 10").await;
     for (pieces, passes) in [(&["12345", "67890"][..], true), (&["12345", "67890", "1"], false)] {
         let chunks: String = pieces.iter().map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
@@ -324,14 +324,14 @@ async fn a_body_of_unknown_length_may_be_just_as_large() {
         );
         let mut stream = lab.connect().await;
         stream.write_all(text.as_bytes()).await.unwrap();
-        let answer = timeout(lab::PATIENCE, read_to_end(&mut stream)).await.unwrap();
+        let answer = timeout(lab::TIMEOUT, read_to_end(&mut stream)).await.unwrap();
         assert_eq!(answer.starts_with("HTTP/1.1 200"), passes, "{answer}");
         assert_eq!(answer.contains("request_too_large"), !passes, "{answer}");
     }
 }
 
 #[tokio::test]
-async fn a_tool_call_has_a_megabyte_without_a_plan_that_says_so() {
+async fn tool_call_bodies_are_limited_to_a_megabyte_by_default() {
     let (lab, _, url) = lab("[plans.p]").await;
     let url = format!("{url}sink");
     let post = |fields: &'static [(&str, &str)], length: usize| {
@@ -344,7 +344,7 @@ async fn a_tool_call_has_a_megabyte_without_a_plan_that_says_so() {
 }
 
 #[tokio::test]
-async fn each_kind_of_request_has_timeouts_of_its_own() {
+async fn each_kind_of_request_has_its_own_timeouts() {
     let told = |name: &str, allowed: f64| Some((name.to_owned(), allowed));
     let rows = [
         ("[plans.p]\nrequest_timeout = \"200ms\"", "stall", &[TOOL][..], told("request_timeout", 0.2)),
@@ -353,7 +353,7 @@ async fn each_kind_of_request_has_timeouts_of_its_own() {
         ("[plans.p.raw]\nresponse_header_timeout = \"200ms\"", "stall", &[], told("response_header_timeout", 0.2)),
         ("[plans.p]\nidle_timeout = \"200ms\"", "stall-body", &[TOOL], None),
         ("[plans.p.raw]\nidle_timeout = \"200ms\"", "stall-body", &[], None),
-        // Without any, the call says how long; with one, no longer than that.
+        // Without a plan the call sets its own timeout; with one, the plan's timeout is the upper limit.
         ("[plans.p]", "stall", &[TOOL, ("exeat-timeout", "1")], told("request_timeout", 1.0)),
         (
             "[plans.p]\nrequest_timeout = \"200ms\"",
@@ -375,31 +375,31 @@ async fn each_kind_of_request_has_timeouts_of_its_own() {
             reply.assert_refused(504, "request_timed_out");
             let limit = &reply.problem()["limit"];
             assert_eq!((limit["name"].as_str(), limit["allowed"].as_f64()), (Some(&*name), Some(allowed)), "{plan}");
-            // Whole seconds are whole numbers.
+            // Whole seconds are integers.
             assert_eq!(limit["allowed"].is_u64(), allowed.fract() == 0.0, "{plan}: {limit}");
             assert!(["retry-after", "ratelimit", "ratelimit-policy"].iter().all(|name| reply.header(name).is_none()));
         } else {
             assert_eq!(response.status(), 200);
-            assert!(timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err(), "{plan}: it breaks off");
+            assert!(timeout(lab::TIMEOUT, response.collect()).await.unwrap().is_err(), "{plan}: it breaks off");
         }
         let line = lab.ended(0).await;
         assert_eq!((&line["event"], &line["code"]), (&"closed".into(), &"request_timed_out".into()), "{plan}");
     }
 }
 
-/// A drip that never stops is no silence; the whole exchange has its end all the same.
+/// A continuous drip never triggers the idle timeout; the timeout of the exchange ends it.
 #[tokio::test]
-async fn a_slow_drip_ends_with_the_exchange() {
-    let ground = Ground::new().await;
+async fn a_slow_drip_is_limited_by_the_exchange_timeout() {
+    let builder = LabBuilder::new().await;
     let plain = Origin::http().await;
-    ground.dns.set("plain.test", &["127.0.0.1"]);
+    builder.dns.set("plain.test", &["127.0.0.1"]);
     let text = format!(
         "[plans.p.raw]\nrequest_timeout = \"400ms\"\nidle_timeout = \"10s\"\n[integrations.plain]\n\
          allowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n[tasks.t]\n\
          integrations = [\"plain\"]\nplan = \"p\"\n",
         plain.port()
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let (sender, body) = http_body_util::channel::Channel::<Bytes>::new(1);
     let request = lab.absolute("POST", &format!("http://plain.test:{}/sink", plain.port())).body(body).unwrap();
     let drip = tokio::spawn(async move {
@@ -408,14 +408,14 @@ async fn a_slow_drip_ends_with_the_exchange() {
             tokio::task::yield_now().await;
         }
     });
-    let answer = timeout(lab::PATIENCE, async { Reply::read(h1(lab.connect().await, request).await).await });
+    let answer = timeout(lab::TIMEOUT, async { Reply::read(h1(lab.connect().await, request).await).await });
     answer.await.unwrap().assert_refused(504, "request_timed_out");
     drip.abort();
     assert_eq!(lab.ended(0).await["code"], "request_timed_out");
 }
 
 #[tokio::test]
-async fn what_says_how_long_it_may_take_says_it_soundly() {
+async fn refuses_invalid_timeouts() {
     let (lab, origin, url) = lab("[plans.p]\nrequest_timeout = \"200ms\"").await;
     for wrong in ["0", "61", "-1", "1.5", "x"] {
         let fields = [TOOL, ("exeat-timeout", wrong)];
@@ -425,13 +425,13 @@ async fn what_says_how_long_it_may_take_says_it_soundly() {
     let reply = lab.by(Way::Absolute, "GET", &url, &[TOOL, ("exeat-timeout", "60")], "").await;
     assert_eq!(reply.status, 200);
     assert!(!origin.last().headers.contains_key("exeat-timeout"));
-    // Other calls do not say it, and it is removed.
+    // Other requests do not set the timeout, and the field is removed.
     let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-timeout", "0")], "").await;
     assert_eq!((reply.status.as_u16(), origin.last().headers.contains_key("exeat-timeout")), (200, false));
 }
 
 #[tokio::test]
-async fn what_was_counted_is_still_counted_after_a_restart_and_a_reload() {
+async fn counts_survive_a_restart_and_a_reload() {
     let (lab, origin, url) = lab("[plans.p]\ncalls_per_execution = 3").await;
     assert_eq!(tool(&lab, &url).await.status, 200);
     lab.reload(&config(&origin, "[plans.p]\ncalls_per_execution = 3"));
@@ -444,17 +444,17 @@ async fn what_was_counted_is_still_counted_after_a_restart_and_a_reload() {
     tool(&lab, &url).await.assert_refused(429, "execution_limit");
 }
 
-/// Without a name for what it asks, and in whatever way: who has had their calls gets no further.
+/// A caller that has used up its calls gets the same code by every way and for every request.
 #[tokio::test]
-async fn the_same_code_by_every_way() {
+async fn limits_have_the_same_code_on_every_way() {
     let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 2").await;
     let to = format!("api.test:{}", origin.port());
     let mut standing = lab.h2::<Full<Bytes>>(&to).await;
     assert_eq!(lab.get(&url).await.status, 200);
-    // Its first request was counted when it was opened.
+    // Its first request was counted when the tunnel was opened.
     for (status, code) in [(200, None), (429, Some("execution_limit"))] {
         let request = Request::builder().uri(&url).body(empty()).unwrap();
-        let reply = timeout(lab::PATIENCE, standing.send_request(request)).await.unwrap().unwrap();
+        let reply = timeout(lab::TIMEOUT, standing.send_request(request)).await.unwrap().unwrap();
         let said = reply.headers().get("exeat-refusal").map(|code| code.to_str().unwrap());
         assert_eq!((reply.status().as_u16(), said), (status, code));
     }
@@ -463,22 +463,22 @@ async fn the_same_code_by_every_way() {
     assert_eq!(origin.seen().len(), 2);
 }
 
-/// A client that begins and does not go on, with a body that is waited for.
+/// A client that stops sending in the middle of a body that is read completely.
 #[tokio::test]
-async fn who_does_not_send_what_was_announced_is_told_for_how_long_one_waits() {
+async fn an_incomplete_upload_gets_a_refusal_with_the_timeout() {
     for (plan, name) in
         [("idle_timeout = \"200ms\"", "idle_timeout"), ("request_timeout = \"200ms\"", "request_timeout")]
     {
         for length in ["content-length: 5", "transfer-encoding: chunked"] {
-            let ground = Ground::new().await;
-            let origin = ground.origin("api.test").await;
+            let builder = LabBuilder::new().await;
+            let origin = builder.origin("api.test").await;
             let port = origin.port();
             let text = format!(
                 "[plans.p.raw]\n{plan}\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
                  [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n[tasks.t]\n\
                  integrations = [\"api\"]\ncredentials = [\"KEY\"]\nplan = \"p\"\n"
             );
-            let lab = ground.proxy(&text).await;
+            let lab = builder.proxy(&text).await;
             let request = format!(
                 "POST https://api.test:{port}/sink HTTP/1.1\r\nhost: api.test:{port}\r\nproxy-authorization: {}\r\n\
                  connection: close\r\n{length}\r\n\r\n",
@@ -486,7 +486,7 @@ async fn who_does_not_send_what_was_announced_is_told_for_how_long_one_waits() {
             );
             let mut stream = lab.connect().await;
             stream.write_all(request.as_bytes()).await.unwrap();
-            let answer = timeout(lab::PATIENCE, read_to_end(&mut stream)).await.unwrap();
+            let answer = timeout(lab::TIMEOUT, read_to_end(&mut stream)).await.unwrap();
             assert!(answer.contains("exeat-refusal: request_timed_out"), "{plan} {length}: {answer}");
             let limit = format!("\"limit\":{{\"name\":\"{name}\",\"allowed\":0.2}}");
             assert!(answer.replace([' ', '\n'], "").contains(&limit), "{plan} {length}: {answer}");

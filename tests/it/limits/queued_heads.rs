@@ -11,15 +11,15 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::client::auth;
-use crate::lab::{Ground, PATIENCE, h2};
+use crate::lab::{LabBuilder, TIMEOUT, h2};
 
 const REQUESTS: usize = 40;
 
 /// Starts an h2 origin that grants large windows but reads only 16 KiB every 3 ms, until the flag is set. It counts the
-/// heads that it gets, and answers none.
-async fn slow_origin(ground: &Ground) -> (u16, Arc<AtomicUsize>, Arc<AtomicBool>) {
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let mut config = ground.server_config("api.test").as_ref().clone();
+/// heads that it receives, and answers none.
+async fn slow_origin(builder: &LabBuilder) -> (u16, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let tls = TlsAcceptor::from(Arc::new(config));
     let socket = TcpSocket::new_v4().unwrap();
@@ -64,7 +64,7 @@ async fn slow_origin(ground: &Ground) -> (u16, Arc<AtomicUsize>, Arc<AtomicBool>
 }
 
 /// Waits until a count no longer changes.
-async fn settled(count: &AtomicUsize) {
+async fn wait_until_unchanged(count: &AtomicUsize) {
     let mut unchanged = 0;
     let mut before = count.load(Ordering::SeqCst);
     while unchanged < 10 {
@@ -76,15 +76,15 @@ async fn settled(count: &AtomicUsize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_head_that_is_sent_after_a_reset_is_charged() {
-    let ground = Ground::new().await;
-    let (port, heads, fast) = slow_origin(&ground).await;
+async fn a_head_sent_after_a_reset_is_charged() {
+    let builder = LabBuilder::new().await;
+    let (port, heads, fast) = slow_origin(&builder).await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test:{port}\"]\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let head = |method: &str, more: &str| {
         format!(
             "{method} https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n{more}\r\n",
@@ -114,7 +114,7 @@ async fn a_head_that_is_sent_after_a_reset_is_charged() {
             }
         });
     }
-    settled(&uploaded).await;
+    wait_until_unchanged(&uploaded).await;
     for _ in 0..REQUESTS {
         let mut client = lab.connect().await;
         client.write_all(head("GET", "Exeat-Credential: KEY\r\n").as_bytes()).await.unwrap();
@@ -126,11 +126,11 @@ async fn a_head_that_is_sent_after_a_reset_is_charged() {
         lab.audit().await.iter().filter(|line| line["credential_used"] == "KEY" && line["event"] == "closed").count()
     };
     let since = std::time::Instant::now();
-    while aborted().await < REQUESTS && since.elapsed() < PATIENCE {
+    while aborted().await < REQUESTS && since.elapsed() < TIMEOUT {
         sleep(Duration::from_millis(50)).await;
     }
     fast.store(true, Ordering::SeqCst);
-    settled(&heads).await;
+    wait_until_unchanged(&heads).await;
     let paid = lab.audit().await.iter().filter(|line| line["credits"] == 0.5).count();
     let others = 1 + 6;
     let with_credential = heads.load(Ordering::SeqCst).saturating_sub(others);

@@ -1,4 +1,4 @@
-//! Places and memory that callers share: what one of them holds does not shut the others out.
+//! Places and memory that callers share: one caller's use does not shut out the others.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,27 +11,27 @@ use hyper::client::conn::http2::SendRequest;
 use tokio::sync::{Barrier, mpsc};
 
 use crate::lab::client::Way;
-use crate::lab::{self, Ground, Lab, Origin, PATIENCE, Reply};
+use crate::lab::{self, Lab, LabBuilder, Origin, Reply, TIMEOUT};
 
 const MB: usize = 1_000_000;
 const OTHER: &str = "another-token-of-more-than-24-bytes";
 
 /// Tasks `t` and `u` with the same integration.
 async fn lab(integration: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("other"), OTHER).unwrap();
+    let origin = builder.origin("api.test").await;
     let allow = lab::allow_api(origin.port()).replacen("\n[tasks.t]", &format!("\n{integration}\n[tasks.t]"), 1);
     let text = format!("{allow}[tasks.u]\nintegrations = [\"api\"]\ntoken = \"file:other\"\n");
     let to = format!("api.test:{}", origin.port());
-    (ground.proxy(&text).await, origin, to)
+    (builder.proxy(&text).await, origin, to)
 }
 
 fn as_other() -> String {
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("u:{OTHER}")))
 }
 
-/// Sends a head and these bytes, and no end. The answer comes over the channel, if there is one.
+/// Sends a head and these bytes without ending the body. The answer, if any, is sent to the channel.
 fn begin(
     sender: &SendRequest<Channel<Bytes>>,
     request: http::request::Builder,
@@ -64,18 +64,18 @@ fn post(to: &str) -> http::request::Builder {
 }
 
 async fn next(answers: &mut mpsc::UnboundedReceiver<Reply>) -> Reply {
-    tokio::time::timeout(PATIENCE, answers.recv()).await.expect("an answer comes").unwrap()
+    tokio::time::timeout(TIMEOUT, answers.recv()).await.expect("an answer arrives").unwrap()
 }
 
 const REQUIRED: &str = "approval = \"required\"";
 
-/// A whole body of this size that waits for a person, by `t`.
+/// Sends a complete body of this size by `t` that waits for an approval.
 async fn whole(lab: &Lab, to: &str, size: usize) -> Reply {
     lab.by(Way::TunnelH2, "POST", &format!("https://{to}/"), &[], &"x".repeat(size)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_stall_take_no_more_than_their_execution_may_hold() {
+async fn stalled_bodies_are_limited_per_execution() {
     let (lab, origin, to) = lab(REQUIRED).await;
     let sender = lab.h2(&to).await;
     let (send, mut answers) = mpsc::unbounded_channel();
@@ -85,12 +85,12 @@ async fn bodies_that_stall_take_no_more_than_their_execution_may_hold() {
     for _ in 0..4 {
         next(&mut answers).await.assert_refused(503, "overloaded");
     }
-    // Another task does not notice.
+    // Another task is not affected.
     let url = format!("https://{to}/");
     let mut request = lab.absolute("POST", &url).body(Full::new(Bytes::from(vec![b'x'; MB]))).unwrap();
     request.headers_mut().insert("proxy-authorization", as_other().parse().unwrap());
     lab.send(request).await.assert_refused(403, "approval_pending");
-    // Those that have stalled go first.
+    // Stalled bodies are evicted first.
     let since = Instant::now();
     loop {
         let reply = whole(&lab, &to, MB).await;
@@ -98,7 +98,7 @@ async fn bodies_that_stall_take_no_more_than_their_execution_may_hold() {
             reply.assert_refused(403, "approval_pending");
             break;
         }
-        assert!(since.elapsed() < PATIENCE, "{reply:?}");
+        assert!(since.elapsed() < TIMEOUT, "{reply:?}");
     }
     next(&mut answers).await.assert_refused(503, "overloaded");
     // Bodies that arrive at once can refuse each other and leave room for one; three need the room of a stalled one.
@@ -110,7 +110,7 @@ async fn bodies_that_stall_take_no_more_than_their_execution_may_hold() {
             if rules.iter().any(|found| found.as_str().is_some_and(|found| found.contains(rule))) {
                 break;
             }
-            assert!(since.elapsed() < PATIENCE, "{rule}: {rules:?}");
+            assert!(since.elapsed() < TIMEOUT, "{rule}: {rules:?}");
             futures_util::future::join_all((0..3).map(|_| whole(&lab, &to, MB))).await;
         }
     }
@@ -118,13 +118,13 @@ async fn bodies_that_stall_take_no_more_than_their_execution_may_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_break_off_or_are_refused_give_their_room_back() {
+async fn aborted_and_refused_bodies_release_their_memory() {
     let (lab, _origin, to) = lab(REQUIRED).await;
     let mut ended = 0;
     for _ in 0..3 {
         let sender = lab.h2(&to).await;
         let (send, _answers) = mpsc::unbounded_channel();
-        // Broken off and whole: more than 16 MB together.
+        // Aborted and complete bodies: more than 16 MB together.
         let begun =
             (0..9).map(|_| begin(&sender, post(&to).header("content-length", MB), vec![b'x'; MB - 1].into(), &send));
         let begun: Vec<_> = begun.collect();
@@ -138,13 +138,13 @@ async fn bodies_that_break_off_or_are_refused_give_their_room_back() {
     assert!(lab.audit().await.iter().all(|line| line["code"] != "overloaded"));
 }
 
-/// A compressed message goes when it is whole, and not before.
+/// A compressed message is forwarded when it is complete, and not before.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_are_held_within_the_same_budget() {
+async fn messages_use_the_same_budget() {
     let (lab, _origin, to) = lab("").await;
     let sender = lab.h2(&to).await;
     let (send, mut answers) = mpsc::unbounded_channel();
-    // A flag and a length, a head of gzip, and blocks that are stored as they are (RFC 1951 §3.2.4).
+    // A flag and a length, a gzip header, and stored blocks (RFC 1951 §3.2.4).
     let head = [1, 0, 0x0f, 0, 0, 0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
     let block = [&[0, 0xff, 0xff, 0, 0][..], &[b'n'; 0xffff]].concat();
     let body: Bytes = [&head[..], &block.repeat(14)].concat().into();
@@ -155,31 +155,31 @@ async fn messages_are_held_within_the_same_budget() {
     for _ in 0..5 {
         next(&mut answers).await.assert_refused(503, "overloaded");
     }
-    // A small one of another task passes.
+    // A small body of another task passes.
     let mut request = lab.absolute("POST", &format!("https://{to}/")).body(Full::new(Bytes::from("x"))).unwrap();
     request.headers_mut().insert("proxy-authorization", as_other().parse().unwrap());
     assert_eq!(lab.send(request).await.status, 200);
 }
 
-/// Hosts in whose names one task keeps connections, and connections to each.
+/// The number of hosts to which one task keeps connections, and the number of connections to each.
 const HOSTS: usize = 213;
 const TO_EACH: usize = 16;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "opens thousands of connections"]
-async fn connections_of_one_task_do_not_push_out_those_of_another() {
-    let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
+async fn connections_of_one_task_do_not_evict_those_of_another() {
+    let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("other"), OTHER).unwrap();
     let origin = Origin::http().await;
     for n in 0..HOSTS {
-        ground.dns.set(&format!("h{n}.many.test"), &["127.0.0.1"]);
+        builder.dns.set(&format!("h{n}.many.test"), &["127.0.0.1"]);
     }
     let port = origin.port();
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"*.many.test\"]\nports = [{port}]\nplain_http = true\n\
          [tasks.t]\nintegrations = [\"api\"]\n[tasks.u]\nintegrations = [\"api\"]\ntoken = \"file:other\"\n"
     );
-    let lab = Arc::new(ground.proxy(&text).await);
+    let lab = Arc::new(builder.proxy(&text).await);
     let barrier = Arc::new(Barrier::new(TO_EACH));
     let workers = (0..TO_EACH).map(|_| {
         let (lab, barrier) = (lab.clone(), barrier.clone());

@@ -9,14 +9,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::lab::Ground;
+use crate::lab::LabBuilder;
 use crate::lab::client::{auth, read_head};
 use crate::operation::cli::{Served, exeat};
 
 /// Starts an origin that accepts any handshake and discards all messages.
-async fn discarding_origin(ground: &Ground) -> u16 {
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let mut config = ground.server_config("api.test").as_ref().clone();
+async fn discarding_origin(builder: &LabBuilder) -> u16 {
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let tls = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -59,18 +59,18 @@ async fn longest(served: &Served, requests: usize) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tiny_messages_of_one_task_do_not_stop_the_proxy_for_others() {
-    let ground = Ground::new().await;
-    let port = discarding_origin(&ground).await;
-    let dir = ground.dir.path();
+async fn tiny_messages_of_one_task_do_not_block_others() {
+    let builder = LabBuilder::new().await;
+    let port = discarding_origin(&builder).await;
+    let dir = builder.dir.path();
     let text = format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
          [tasks.t]\nintegrations = [\"api\"]\n"
     );
-    fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
     let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
     let before = longest(&served, 10).await;
-    // One for each thread of the daemon.
+    // One socket for each thread of the daemon.
     let (go, mut sockets) = (Arc::new(tokio::sync::Notify::new()), 0);
     for _ in 0..std::thread::available_parallelism().unwrap().get() {
         let mut socket = connect(&served).await;
@@ -87,7 +87,7 @@ async fn tiny_messages_of_one_task_do_not_stop_the_proxy_for_others() {
         sockets += 1;
         tokio::spawn(async move {
             going.notified().await;
-            // Empty messages of 6 bytes, 2 MB of them a second.
+            // Empty messages of 6 bytes, 2 MB of them per second.
             let messages = [0x82, 0x80, 0, 0, 0, 0].repeat(3333);
             while socket.write_all(&messages).await.is_ok() {
                 sleep(Duration::from_millis(10)).await;

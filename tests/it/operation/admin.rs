@@ -1,4 +1,4 @@
-//! The operator's listener answers the operator, and nobody who comes through a browser.
+//! The admin listener serves the operator, and refuses requests that a browser was tricked into.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use exeat::daemon::reload::ConfigFile;
 use http::{Request, StatusCode};
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{self, Ground, Reply};
+use crate::lab::{self, LabBuilder, Reply};
 
 struct Admin {
     daemon: Daemon,
@@ -15,14 +15,14 @@ struct Admin {
 }
 
 async fn start() -> Admin {
-    let ground = Ground::new().await;
-    let text = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443)));
-    let path = ground.dir.path().join("exeat.toml");
+    let builder = LabBuilder::new().await;
+    let text = builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443)));
+    let path = builder.dir.path().join("exeat.toml");
     fs::write(&path, text).unwrap();
-    let file = ConfigFile::new(&path, ground.dir.path());
+    let file = ConfigFile::new(&path, builder.dir.path());
     let config = file.load().unwrap_or_else(|problems| panic!("{problems:?}"));
     let daemon = Daemon::start(config.settings, config.policy, Some(file)).await.unwrap();
-    Admin { daemon, dir: ground.dir }
+    Admin { daemon, dir: builder.dir }
 }
 
 impl Admin {
@@ -43,7 +43,7 @@ impl Admin {
         Reply::read(h1(stream, request.body(empty()).unwrap()).await).await
     }
 
-    /// The bytes of an answer.
+    /// Returns the raw bytes of an answer.
     async fn raw(&self, method: &str, (path, token): (&str, Option<&str>)) -> String {
         let address = self.daemon.admin_address().unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
@@ -54,7 +54,7 @@ impl Admin {
         lab::client::read_to_end(&mut stream).await
     }
 
-    /// With a body, and the operator's token.
+    /// Sends a PUT with a body and the operator's token.
     async fn put(&self, path: &str, body: Vec<u8>) -> Reply {
         let address = self.daemon.admin_address().unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
@@ -71,7 +71,7 @@ impl Admin {
 }
 
 #[tokio::test]
-async fn a_large_head_is_refused_before_the_token_is_asked_for() {
+async fn refuses_a_large_head_before_checking_the_token() {
     let admin = start().await;
     let field = "x".repeat(100_000);
     let reply = admin.ask("GET", "/v1/tasks", None, &[("x-field", &field)]).await;
@@ -105,7 +105,7 @@ async fn a_malformed_body_is_a_bad_request() {
 }
 
 #[tokio::test]
-async fn health_is_open_and_the_rest_wants_the_token() {
+async fn only_health_is_served_without_the_token() {
     let admin = start().await;
     let token = admin.token();
     let rows = [
@@ -129,9 +129,9 @@ async fn health_is_open_and_the_rest_wants_the_token() {
     assert_eq!(fs::metadata(admin.dir.path().join("admin.token")).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
-/// Each path says which methods it takes (RFC 9110 §15.5.6).
+/// Each path lists the methods that it accepts (RFC 9110 §15.5.6).
 #[tokio::test]
-async fn another_method_is_answered_with_those_that_there_are() {
+async fn another_method_is_answered_with_the_allowed_ones() {
     let admin = start().await;
     let token = admin.token();
     let rows = [
@@ -162,9 +162,9 @@ async fn another_method_is_answered_with_those_that_there_are() {
     }
 }
 
-/// The same head, and nothing behind it.
+/// The same head, without a body.
 #[tokio::test]
-async fn head_is_answered_like_get_without_the_body() {
+async fn head_is_answered_like_get_without_a_body() {
     let admin = start().await;
     let token = admin.token();
     let paths = ["/healthz", "/readyz", "/v1/tasks", "/v1/executions", "/v1/executions/x", "/v1/secrets", "/nothing"];
@@ -183,7 +183,7 @@ async fn head_is_answered_like_get_without_the_body() {
 }
 
 #[tokio::test]
-async fn a_rebound_name_or_another_origin_is_turned_away_even_with_the_token() {
+async fn refuses_other_hosts_and_origins_even_with_the_token() {
     let admin = start().await;
     let token = admin.token();
     for fields in [[("host", "rebound.example")], [("origin", "http://evil.example")], [("origin", "null")]] {
@@ -197,7 +197,7 @@ async fn a_rebound_name_or_another_origin_is_turned_away_even_with_the_token() {
 }
 
 #[tokio::test]
-async fn reload_takes_a_good_file_and_keeps_the_old_policy_over_a_bad_one() {
+async fn a_reload_with_a_bad_file_keeps_the_old_policy() {
     let admin = start().await;
     let token = admin.token();
     let path = admin.dir.path().join("exeat.toml");
@@ -213,7 +213,7 @@ async fn reload_takes_a_good_file_and_keeps_the_old_policy_over_a_bad_one() {
 }
 
 #[tokio::test]
-async fn a_file_that_has_settled_is_taken_without_being_told() {
+async fn a_settled_file_is_reloaded_automatically() {
     let admin = start().await;
     let token = admin.token();
     let path = admin.dir.path().join("exeat.toml");
@@ -221,14 +221,14 @@ async fn a_file_that_has_settled_is_taken_without_being_told() {
     fs::write(&path, text).unwrap();
     let start = std::time::Instant::now();
     while !admin.ask("GET", "/v1/tasks", Some(&token), &[]).await.text().contains("settled.test") {
-        assert!(start.elapsed() < lab::PATIENCE, "the change was not taken");
+        assert!(start.elapsed() < lab::TIMEOUT, "the change was not applied");
     }
-    assert!(start.elapsed().as_millis() >= 900, "it was taken before it had settled");
+    assert!(start.elapsed().as_millis() >= 900, "the change was applied before the file had settled");
 }
 
-/// Set, listed, in force at once, deleted; no value comes back out.
+/// Secrets are set, listed, effective immediately, and deleted; no value is ever returned.
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_set_and_deleted_and_only_their_names_are_told() {
+async fn secrets_are_set_and_deleted_and_only_their_names_are_returned() {
     let admin = start().await;
     let token = admin.token();
     let path = admin.dir.path().join("exeat.toml");
@@ -248,7 +248,7 @@ async fn secrets_are_set_and_deleted_and_only_their_names_are_told() {
     assert!(shown["created_at"].as_u64().is_some_and(|at| at > 1_700_000_000), "{shown}");
     assert_eq!(ask("GET", "/v1/secrets/default").await.problem().as_array().map(Vec::len), Some(1));
     assert_eq!(ask("GET", "/v1/secrets/other").await.problem().as_array().map(Vec::len), Some(0));
-    assert!(!ask("GET", "/v1/secrets").await.text().contains(".exeat"), "the daemon's own are not the operator's");
+    assert!(!ask("GET", "/v1/secrets").await.text().contains(".exeat"), "the daemon's own secrets are not listed");
     for (method, path, status) in [
         ("GET", "/v1/secrets/default/NOPE", 404),
         ("DELETE", "/v1/secrets/default/NOPE", 404),
@@ -284,7 +284,7 @@ async fn start_with_secret() -> (Admin, std::path::PathBuf) {
 }
 
 impl Admin {
-    /// The code that the task gets when it asks for the credential.
+    /// Returns the code that the task gets when it uses the credential.
     async fn refusal_of_use(&self) -> String {
         let address = self.daemon.proxy_addresses()[0];
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
@@ -299,10 +299,10 @@ impl Admin {
     }
 }
 
-/// From the very next request on: the origin does not exist, so what is refused for want of a value is told
-/// from what is let through.
+/// A change applies to the very next request. The origin does not exist, so the code distinguishes a missing value from
+/// an admitted request.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_that_is_set_or_deleted_is_in_force_at_once() {
+async fn changes_of_a_secret_take_effect_immediately() {
     let (admin, path) = start_with_secret().await;
     assert_eq!(admin.refusal_of_use().await, "resolve_failed");
     let delete = async || admin.ask("DELETE", "/v1/secrets/default/K", Some(&admin.token()), &[]).await;
@@ -310,16 +310,16 @@ async fn a_secret_that_is_set_or_deleted_is_in_force_at_once() {
     assert_eq!(admin.refusal_of_use().await, "credential_unknown");
     assert_eq!(admin.put("/v1/secrets/default/K", b"value-7q2zt9lmx4".to_vec()).await.status, 200);
     assert_eq!(admin.refusal_of_use().await, "resolve_failed");
-    // A file that cannot be read stands in the way, and who asked is told.
+    // A configuration file that cannot be read prevents the change, and the client gets an error.
     fs::write(&path, "x = 1").unwrap();
     let kept = delete().await;
     assert_eq!((kept.status.as_u16(), kept.problem()["reloaded"].as_bool()), (409, Some(false)), "{}", kept.text());
     assert_eq!(admin.refusal_of_use().await, "resolve_failed");
 }
 
-/// A key that was revoked is out of force, also if who revoked it did not wait for the answer.
+/// A revoked key is no longer in force, even if the client did not wait for the answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_is_taken_up_although_its_client_has_gone() {
+async fn a_change_takes_effect_after_its_client_disconnected() {
     use tokio::io::AsyncWriteExt;
     let (admin, _) = start_with_secret().await;
     let before = admin.generation().await;
@@ -333,25 +333,25 @@ async fn a_change_is_taken_up_although_its_client_has_gone() {
         admin.token()
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The answer to another connection shows that this one has been read.
+    // The answer on another connection shows that this request has been read.
     assert_eq!(admin.generation().await, before);
     drop(stream);
     assert_eq!(admin.generation().await, before);
     lock.unlock().unwrap();
     let start = std::time::Instant::now();
     while admin.generation().await == before {
-        assert!(start.elapsed() < lab::PATIENCE, "the old policy is still in force");
+        assert!(start.elapsed() < lab::TIMEOUT, "the old policy is still in force");
     }
 }
 
-/// The vault is a setting. Secrets are read from the one that they are set in.
+/// A reload does not change the vault. Secrets are read from the vault in which they are set.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_that_names_another_vault_goes_on_with_the_first() {
+async fn a_reload_does_not_change_the_vault() {
     let (admin, path) = start_with_secret().await;
     let text = fs::read_to_string(&path).unwrap() + "[vault]\npath = \"elsewhere.exeat\"\n";
     fs::write(&path, text).unwrap();
     let reply = admin.ask("POST", "/v1/reload", Some(&admin.token()), &[]).await;
-    // The lab opens the loopback, which is a warning; the other vault is none.
+    // The lab opens the loopback, which causes a warning; the other vault causes none.
     let problem = reply.problem();
     let paths: Vec<_> =
         problem["warnings"].as_array().unwrap().iter().map(|warning| warning["path"].as_str().unwrap()).collect();

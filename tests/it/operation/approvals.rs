@@ -14,9 +14,10 @@ use tokio::io::AsyncWriteExt;
 
 use crate::http::websocket::{self, Echo};
 use crate::lab::client::{Way, auth, empty, h1, read_head};
-use crate::lab::{self, Ground, KEY, Lab, Origin, Reply};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, Reply};
 
-/// `api.test` and `other.test` are in an integration with these keys; `t` has a credential and all tools.
+/// Returns a configuration in which `api.test` and `other.test` are in an integration with these keys; `t` has a
+/// credential and all tools.
 fn config(port: u16, keys: &str) -> String {
     format!(
         "[integrations.api]\nallowed_domains = [\"api.test\", \"other.test\"]\nports = [{port}, 8443]\nplain_http = true\n\
@@ -27,10 +28,10 @@ fn config(port: u16, keys: &str) -> String {
 }
 
 async fn lab_with(keys: &str, rest: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}{rest}", config(origin.port(), keys));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("https://api.test:{}/", origin.port());
     (lab, origin, url)
 }
@@ -42,7 +43,7 @@ async fn lab(keys: &str) -> (Lab, Origin, String) {
 const REQUIRED: &str = "approval = \"required\"";
 
 impl Lab {
-    /// The operator's answer to a request with this token and body.
+    /// Returns the operator's answer to a request with this token and body.
     async fn operator(&self, token: Option<&str>, method: &str, path: &str, body: impl Into<Bytes>) -> Reply {
         let address = self.daemon.admin_address().unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
@@ -84,7 +85,7 @@ impl Lab {
         shown["state"].as_str().unwrap().to_owned()
     }
 
-    /// Another execution of `t`: its id and what it says who it is with.
+    /// Starts another execution of `t`. Returns its id and its `Proxy-Authorization` value.
     async fn execution(&self) -> (String, String) {
         let (status, started) = self.admin("POST", "/v1/executions", "{\"task\":\"t\"}").await;
         assert_eq!(status, 201, "{started}");
@@ -100,7 +101,7 @@ impl Lab {
     }
 }
 
-/// The id in a refusal that waits for a decision.
+/// Returns the id in a refusal that waits for a decision.
 fn pending(reply: &Reply) -> String {
     reply.assert_refused(403, "approval_pending");
     let problem = reply.problem();
@@ -109,20 +110,20 @@ fn pending(reply: &Reply) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_every_way_in_it_is_asked_before_anything_leaves() {
+async fn approval_is_requested_before_anything_leaves_on_every_way() {
     for way in Way::ALL {
         let (lab, origin, url) = lab(REQUIRED).await;
         let url = format!("{url}path?secret=query");
         let id = pending(&lab.by(way, "POST", &url, &[("x-a", "1")], "body").await);
         assert_eq!((origin.connections(), origin.seen().len()), (0, 0), "{way:?}");
-        // A tunnel asks for its host when it is opened; nothing of the request is in that.
+        // A tunnel resolves its host when it is opened; the query reveals nothing of the request.
         assert_eq!(lab.dns.queries("api.test") == 0, way == Way::Absolute, "{:?}", lab.dns.all_queries());
         let line = lab.ended(0).await;
         let want = json!(["refused", "deny", "approval_pending", "approve", id, "api", null]);
         let fields = ["event", "verdict", "code", "stage", "approval", "rule", "addr"].map(|key| line[key].clone());
         assert_eq!(json!(fields), want, "{line}");
 
-        assert_eq!(pending(&lab.by(way, "POST", &url, &[("x-a", "1")], "body").await), id, "asked once");
+        assert_eq!(pending(&lab.by(way, "POST", &url, &[("x-a", "1")], "body").await), id, "requested once");
         assert_eq!(lab.decisions().await, Vec::<Value>::new());
         lab.approve(&id).await;
         let decisions = lab.decisions().await;
@@ -137,7 +138,7 @@ async fn on_every_way_in_it_is_asked_before_anything_leaves() {
         assert_eq!(reply.status, 200, "{way:?} {reply:?}");
         assert_eq!((origin.last().body, origin.last().uri.query()), (Bytes::from("body"), Some("secret=query")));
         let again = pending(&lab.by(way, "POST", &url, &[("x-a", "1")], "body").await);
-        assert_ne!(again, id, "used once");
+        assert_ne!(again, id, "the approval is used once");
         assert_eq!(lab.state(&id).await, "used");
         let closed = lab.ended(2).await;
         assert_eq!((closed["event"].as_str(), closed["approval"].as_str()), (Some("closed"), Some(&*id)), "{closed}");
@@ -149,12 +150,12 @@ async fn on_every_way_in_it_is_asked_before_anything_leaves() {
 }
 
 #[tokio::test]
-async fn plain_http_is_asked_for_too() {
-    let ground = Ground::new().await;
+async fn plain_http_requires_approval_too() {
+    let builder = LabBuilder::new().await;
     let origin = Origin::http().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let text = format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", config(origin.port(), REQUIRED));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let url = format!("http://api.test:{}/", origin.port());
     let id = pending(&lab.get(&url).await);
     assert_eq!((origin.connections(), lab.dns.queries("api.test")), (0, 0));
@@ -170,8 +171,8 @@ async fn plain_http_is_asked_for_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_integration_wants_to_be_approved() {
-    /// A tool, a method, and whether it waits.
+async fn an_integration_selects_the_requests_to_approve() {
+    /// A tool, a method, and whether the request waits.
     type Asked = (&'static str, &'static str, bool);
     let rows: [(&str, &[Asked]); 4] = [
         (REQUIRED, &[("", "GET", true), ("", "POST", true), ("http_get", "GET", true)]),
@@ -210,7 +211,7 @@ async fn what_an_integration_wants_to_be_approved() {
 }
 
 #[tokio::test]
-async fn how_long_it_is_good_for_is_the_integrations_to_say() {
+async fn an_integration_sets_the_validity_of_approvals() {
     for (keys, want) in [(REQUIRED, 600), ("approval = { expires = \"24h\" }", 86_400)] {
         let (lab, _, url) = lab(keys).await;
         pending(&lab.get(&url).await);
@@ -223,7 +224,7 @@ async fn how_long_it_is_good_for_is_the_integrations_to_say() {
     }
 }
 
-/// A request, and all that may be changed of it.
+/// A request, with all parts that a test may change.
 #[derive(Clone)]
 struct Sent<'a> {
     way: Way,
@@ -240,7 +241,7 @@ impl Sent<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_part_of_a_request_is_bound() {
+async fn an_approval_covers_every_part_of_a_request() {
     let (lab, origin, base) = lab(REQUIRED).await;
     let port = origin.port();
     let sent = Sent {
@@ -310,19 +311,23 @@ async fn every_part_of_a_request_is_bound() {
     let all = ids.len();
     ids.sort();
     ids.dedup();
-    assert_eq!(ids.len(), all, "two of them are the same");
+    assert_eq!(ids.len(), all, "two requests have the same id");
     assert_eq!((origin.connections(), lab.approvals().await.len()), (0, all));
-    // None of them passes on another's approval.
+    // None of them passes on another request's approval.
     lab.approve(&id).await;
     for changed in &changes {
         assert_ne!(changed.asked(&lab).await, id);
     }
     assert_eq!(lab.state(&id).await, "approved");
-    assert_eq!(lab.by(Way::TunnelH2, "POST", &sent.url, &sent.fields, "body").await.status, 200, "whatever the way");
+    assert_eq!(
+        lab.by(Way::TunnelH2, "POST", &sent.url, &sent.fields, "body").await.status,
+        200,
+        "the id does not depend on the way"
+    );
 }
 
 #[tokio::test]
-async fn trailers_are_bound() {
+async fn an_approval_covers_trailers() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let send = async |trailer: Option<&str>| {
         let mut frames = vec![Frame::data(Bytes::from("body"))];
@@ -346,9 +351,9 @@ async fn trailers_are_bound() {
     assert_eq!((origin.last().body, origin.last().trailers["x-sum"].to_str().unwrap()), ("body".into(), "1"));
 }
 
-/// A client that marks its placeholders makes up a new mark each time.
+/// A client may choose a new placeholder mark each time.
 #[tokio::test]
-async fn a_credential_is_bound_by_its_name_and_place_not_by_how_it_is_marked() {
+async fn an_approval_covers_a_credentials_name_and_place_not_its_placeholder() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let send = async |nonce: &str, before: &str| {
         let mark = format!("{before}${{{nonce}.KEY}}");
@@ -364,7 +369,7 @@ async fn a_credential_is_bound_by_its_name_and_place_not_by_how_it_is_marked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_ten_at_once_one_passes() {
+async fn an_approval_admits_one_of_ten_concurrent_requests() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let ten = async || {
         let send = |n: usize| lab.by(Way::ALL[n % Way::ALL.len()], "POST", &url, &[], "body");
@@ -372,7 +377,7 @@ async fn of_ten_at_once_one_passes() {
     };
     let mut ids: Vec<_> = ten().await.iter().map(pending).collect();
     ids.dedup();
-    assert_eq!(ids.len(), 1, "they are one question");
+    assert_eq!(ids.len(), 1, "one approval for all");
     lab.approve(&ids[0]).await;
     let (passed, refused): (Vec<_>, Vec<_>) = ten().await.into_iter().partition(|reply| reply.status == 200);
     assert_eq!((passed.len(), origin.seen().len()), (1, 1));
@@ -382,7 +387,7 @@ async fn of_ten_at_once_one_passes() {
 }
 
 #[tokio::test]
-async fn what_was_denied_stays_denied() {
+async fn a_denied_request_stays_denied() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let id = pending(&lab.get(&url).await);
     let (status, shown) = lab.decide(&id, "deny").await;
@@ -401,7 +406,7 @@ async fn what_was_denied_stays_denied() {
 }
 
 #[tokio::test]
-async fn executions_do_not_share_and_a_stopped_one_uses_none() {
+async fn approvals_are_per_execution_and_a_stopped_one_uses_none() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let ((one, as_one), (_, as_two)) = (lab.execution().await, lab.execution().await);
     let id = pending(&lab.get_as(&as_one, &url).await);
@@ -416,7 +421,7 @@ async fn executions_do_not_share_and_a_stopped_one_uses_none() {
 }
 
 #[tokio::test]
-async fn a_restart_forgets_nothing() {
+async fn approvals_survive_a_restart() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let (waits, passes) = (format!("{url}waits"), format!("{url}passes"));
     let (waiting, approved) = (pending(&lab.get(&waits).await), pending(&lab.get(&passes).await));
@@ -430,7 +435,7 @@ async fn a_restart_forgets_nothing() {
     assert_eq!(origin.seen().len(), 2);
 }
 
-/// A Redis server on a port of its own, for as long as the test.
+/// A Redis server on a port of its own for the duration of the test.
 struct Server(std::process::Child);
 
 impl Server {
@@ -438,7 +443,7 @@ impl Server {
         let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let mut command = std::process::Command::new("redis-server");
         command.args(["--bind", "127.0.0.1", "--save", "", "--port"]).arg(free.to_string());
-        let server = Self(command.stdout(std::process::Stdio::null()).spawn().expect("redis-server is installed"));
+        let server = Self(command.stdout(std::process::Stdio::null()).spawn().expect("redis-server must be installed"));
         (server, free)
     }
 }
@@ -452,19 +457,19 @@ impl Drop for Server {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn a_fleet_asks_once_and_lets_one_through() {
+async fn a_fleet_requests_one_approval_and_admits_one_request() {
     let (_server, port) = Server::start();
-    // Proxies with vaults of their own have a key in common.
+    // Proxies with separate vaults share a signing key.
     let mut key = tempfile::NamedTempFile::new().unwrap();
     std::io::Write::write_all(&mut key, "0f".repeat(32).as_bytes()).unwrap();
     let key_line = format!("key = \"file:{}\"\n", key.path().display());
     let shared = format!("[ledger]\nstore = \"redis://127.0.0.1:{port}\"\n{key_line}");
     let (one, origin, url) = lab_with(REQUIRED, &shared).await;
     let admin = "[admin]\nlisten = \"127.0.0.1:0\"\n";
-    let two = Ground::new().await.proxy(&format!("{admin}{}{shared}", config(origin.port(), REQUIRED))).await;
+    let two = LabBuilder::new().await.proxy(&format!("{admin}{}{shared}", config(origin.port(), REQUIRED))).await;
     let start = Instant::now();
     while one.get(&url).await.header("exeat-refusal") != Some("approval_pending") {
-        assert!(start.elapsed() < lab::PATIENCE);
+        assert!(start.elapsed() < lab::TIMEOUT);
     }
     let id = pending(&one.get(&url).await);
     assert_eq!(pending(&two.get(&url).await), id);
@@ -476,19 +481,19 @@ async fn a_fleet_asks_once_and_lets_one_through() {
 }
 
 #[tokio::test]
-async fn what_has_expired_lets_nothing_through() {
+async fn expired_approvals_admit_nothing() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let (waits, passes) = (format!("{url}waits"), format!("{url}passes"));
     let (waiting, approved) = (pending(&lab.get(&waits).await), pending(&lab.get(&passes).await));
-    // As if they had been asked for long ago.
+    // As if they had been requested long ago.
     let lab = lab
         .restarted_after(async |dir| {
             let start = Instant::now();
             let ledger = loop {
                 match Ledger::embedded(&dir.join("ledger.exeat")) {
                     Ok(ledger) => break ledger,
-                    // The old one's thread lets go of it a moment after it.
-                    Err(error) => assert!(start.elapsed() < lab::PATIENCE, "{error}"),
+                    // The thread of the stopped daemon releases it shortly after.
+                    Err(error) => assert!(start.elapsed() < lab::TIMEOUT, "{error}"),
                 }
                 tokio::task::yield_now().await;
             };
@@ -517,7 +522,7 @@ async fn what_has_expired_lets_nothing_through() {
 }
 
 #[tokio::test]
-async fn a_body_is_read_whole_and_has_to_say_how_long_it_is() {
+async fn a_body_to_approve_is_read_completely_and_needs_a_length() {
     let plan = "plan = \"p\"\n[plans.p.raw]\nmax_request_bytes = \"2MB\"\n";
     for (rest, most) in [("", 1_000_000), (plan, 2_000_000)] {
         let (lab, origin, url) = lab_with(REQUIRED, rest).await;
@@ -552,13 +557,13 @@ async fn a_body_is_read_whole_and_has_to_say_how_long_it_is() {
 }
 
 #[tokio::test]
-async fn leaks_are_looked_for_first() {
+async fn leaks_are_found_before_an_approval_is_requested() {
     let (lab, origin, url) = lab(REQUIRED).await;
     lab.by(Way::Absolute, "POST", &url, &[], KEY).await.assert_refused(403, "leak_detected");
-    // Also far behind what is read whole without an approval.
+    // Also far beyond the size that is read completely without an approval.
     let far = format!("{}{KEY}", "x".repeat(500_000));
     lab.by(Way::TunnelH1, "POST", &url, &[], &far).await.assert_refused(403, "leak_detected");
-    assert!(lab.approvals().await.is_empty(), "nobody is asked");
+    assert!(lab.approvals().await.is_empty(), "no approval is requested");
     // The request was approved before the text was known to be a value.
     const LATE: &str = "a-value-that-becomes-known-late";
     let id = pending(&lab.by(Way::Absolute, "POST", &url, &[], LATE).await);
@@ -571,7 +576,7 @@ async fn leaks_are_looked_for_first() {
 }
 
 #[tokio::test]
-async fn a_policy_that_no_longer_wants_it_uses_none() {
+async fn a_policy_without_approvals_uses_none() {
     let (lab, origin, url) = lab(REQUIRED).await;
     let id = pending(&lab.get(&url).await);
     lab.approve(&id).await;
@@ -584,13 +589,13 @@ async fn a_policy_that_no_longer_wants_it_uses_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_under_way_and_was_not_approved_ends_with_a_policy_that_wants_it() {
+async fn unapproved_requests_in_flight_end_when_approval_becomes_required() {
     let (lab, origin, url) = lab("").await;
     let stall = format!("{url}stall");
     let begun = async |n: usize| {
         let start = Instant::now();
         while origin.seen().len() < n {
-            assert!(start.elapsed() < lab::PATIENCE);
+            assert!(start.elapsed() < lab::TIMEOUT);
             tokio::task::yield_now().await;
         }
     };
@@ -599,8 +604,8 @@ async fn what_is_under_way_and_was_not_approved_ends_with_a_policy_that_wants_it
         lab.reload(&config(origin.port(), REQUIRED));
     });
     reply.assert_refused(403, "approval_pending");
-    assert_eq!(reply.problem().get("approval"), None, "nobody was asked yet");
-    // One that was approved goes on under the next policy that wants it.
+    assert_eq!(reply.problem().get("approval"), None, "no approval was requested yet");
+    // A request that was approved continues under the next policy that requires approval.
     let id = pending(&lab.get(&stall).await);
     lab.approve(&id).await;
     let goes_on = lab.get(&stall);
@@ -614,11 +619,11 @@ async fn what_is_under_way_and_was_not_approved_ends_with_a_policy_that_wants_it
 }
 
 #[tokio::test]
-async fn a_websocket_is_approved_as_its_handshake() {
-    let ground = Ground::new().await;
-    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+async fn a_websockets_handshake_is_approved() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
     let text = format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", config(echo.port, REQUIRED));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let to = format!("api.test:{}", echo.port);
     let url = format!("wss://{to}/ws");
     let shake = async |key: Option<&str>, fields: &[(&str, &str)]| {
@@ -633,14 +638,14 @@ async fn a_websocket_is_approved_as_its_handshake() {
     let id = pending(&Reply::read(shake(None, &[]).await).await);
     assert_ne!(pending(&Reply::read(shake(None, &[("sec-websocket-protocol", "chat")]).await).await), id);
     let plain = Request::builder().uri("/ws").header("host", &to).header("sec-websocket-version", "13");
-    assert_ne!(pending(&lab.inside(&to, plain.body(empty()).unwrap()).await), id, "a GET is no handshake");
+    assert_ne!(pending(&lab.send_in_tunnel(&to, plain.body(empty()).unwrap()).await), id, "a GET is no handshake");
     lab.approve(&id).await;
-    assert_eq!(shake(Some("AAAAAAAAAAAAAAAAAAAAAA=="), &[]).await.status(), 101, "each has a key of its own");
+    assert_eq!(shake(Some("AAAAAAAAAAAAAAAAAAAAAA=="), &[]).await.status(), 101, "each handshake has its own key");
     assert_ne!(pending(&Reply::read(shake(None, &[]).await).await), id);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn so_many_of_an_execution_may_wait() {
+async fn pending_approvals_are_limited_per_execution() {
     let (lab, _, url) = lab(REQUIRED).await;
     let (_, other) = lab.execution().await;
     for n in 0..exeat::ledger::MAX_OPEN {
@@ -656,7 +661,7 @@ async fn so_many_of_an_execution_may_wait() {
 }
 
 #[tokio::test]
-async fn the_operator_sees_what_is_asked_for_and_no_secret() {
+async fn the_operator_sees_the_request_without_secrets() {
     let (lab, origin, url) = lab("approval = { tools = [\"api_call\"] }").await;
     let fields = [("exeat-tool", "api_call"), ("exeat-credential", "KEY"), ("x-more", "hidden")];
     let id = pending(&lab.by(Way::Absolute, "DELETE", &format!("{url}things/1?also=hidden"), &fields, "").await);
@@ -678,13 +683,13 @@ async fn the_operator_sees_what_is_asked_for_and_no_secret() {
     }
 }
 
-/// A webhook's path is its secret.
+/// The path of a webhook is its secret.
 #[tokio::test]
-async fn a_webhook_is_asked_for_by_the_integration_that_means_its_host() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("hooks.test").await;
+async fn a_webhook_is_approved_under_its_hosts_integration() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("hooks.test").await;
     let url = format!("https://hooks.test:{}/services/path", origin.port());
-    let lab = ground
+    let lab = builder
         .proxy(&format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[integrations.hooks]\nallowed_domains = [\"hooks.test\"]\n\
              approval = {{ tools = [\"webhook\"] }}\n[tasks.t]\nintegrations = [\"hooks\", \"webhook\"]\n\
@@ -701,7 +706,7 @@ async fn a_webhook_is_asked_for_by_the_integration_that_means_its_host() {
 }
 
 #[tokio::test]
-async fn the_operator_decides_once_and_is_told_what_is_wrong() {
+async fn the_operator_decides_once_and_errors_are_explained() {
     let (lab, _, url) = lab(REQUIRED).await;
     let id = pending(&lab.get(&url).await);
     let path = format!("/v1/approvals/{id}");
@@ -748,9 +753,9 @@ async fn the_operator_decides_once_and_is_told_what_is_wrong() {
     assert_eq!(all, [json!(id), json!(other)], "oldest first");
 }
 
-/// Not with an integration that names the admin listener, and not with the operator's own token.
+/// This holds even if an integration names the admin listener, and with the operator's own token.
 #[tokio::test]
-async fn nobody_decides_through_the_proxy() {
+async fn approvals_cannot_be_decided_through_the_proxy() {
     let (lab, _, url) = lab(REQUIRED).await;
     let id = pending(&lab.get(&url).await);
     let admin = lab.daemon.admin_address().unwrap();
@@ -770,7 +775,7 @@ async fn nobody_decides_through_the_proxy() {
         let (head, _) = lab.try_connect(&to).await;
         assert!(head.starts_with("HTTP/1.1 508") && head.contains("exeat-refusal: loop_detected"), "{head}");
     }
-    // The proxy's own listener has no such page.
+    // The proxy's own listener has no such path.
     let own = format!(
         "POST {path} HTTP/1.1\r\nHost: {}\r\n{{auth}}Authorization: Bearer {token}\r\nConnection: close\r\n\
          Content-Length: 22\r\n\r\n{{\"decision\":\"approve\"}}",
@@ -781,9 +786,9 @@ async fn nobody_decides_through_the_proxy() {
     assert_eq!(lab.state(&id).await, "pending");
 }
 
-/// A client without a memory of its own asks what it still waits for.
+/// A client that stores no state can ask which of its requests are waiting.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_execution_is_told_what_of_its_own_waits() {
+async fn an_execution_sees_its_own_pending_approvals() {
     let (lab, _, url) = lab(REQUIRED).await;
     let (other, who) = lab.execution().await;
     let mut asked = Vec::new();

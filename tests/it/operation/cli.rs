@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::lab::{self, Ground};
+use crate::lab::{self, LabBuilder};
 
 pub fn exeat(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_exeat"));
@@ -17,7 +17,7 @@ pub fn exeat(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end off the async threads, so that origins in this process can answer.
+/// Runs a command to its end on a blocking thread, so that origins in this process can answer.
 pub async fn output(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
 }
@@ -27,7 +27,7 @@ pub fn text(bytes: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_demo_shows_what_it_says() {
+async fn the_demo_output_is_accurate() {
     let dir = tempfile::tempdir().unwrap();
     let output = output(exeat(dir.path(), &["demo"])).await;
     let out = text(&output.stdout);
@@ -76,7 +76,7 @@ async fn check_names_every_problem_and_exits_2() {
     assert_eq!(run(&["nonsense"]).status.code(), Some(2));
 }
 
-/// Warnings are no problems: the exit status stays 0.
+/// Warnings are not errors: the exit status stays 0.
 #[tokio::test]
 async fn check_warns_of_networks_that_open_everything() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,12 +100,12 @@ async fn check_warns_of_networks_that_open_everything() {
 }
 
 #[tokio::test]
-async fn explain_says_what_would_happen_and_sends_nothing() {
-    let ground = Ground::new().await;
-    let text_of = ground.config(
+async fn explain_predicts_the_decision_and_sends_nothing() {
+    let builder = LabBuilder::new().await;
+    let text_of = builder.config(
         "[dns]\nhosts = { \"inside.test\" = [\"10.0.0.1\"] }\n[integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\"]\nmethods = [\"GET\"]\npaths = [\"/v1/*\"]\n[integrations.asked]\nallowed_domains = [\"asked.test\"]\napproval = { methods = [\"POST\"] }\n[tasks.t]\nintegrations = [\"api\", \"asked\"]\n",
     );
-    fs::write(ground.dir.path().join("e.toml"), text_of).unwrap();
+    fs::write(builder.dir.path().join("e.toml"), text_of).unwrap();
     let rows = [
         (vec!["https://api.test/v1/%7ex"], 0, "sent as /v1/~x"),
         (vec!["-X", "DELETE", "https://api.test/v1/x"], 3, "method_not_allowed"),
@@ -118,22 +118,22 @@ async fn explain_says_what_would_happen_and_sends_nothing() {
     ];
     for (args, code, words) in rows {
         let args = [vec!["explain", "-c", "e.toml", "--task", "t"], args].concat();
-        let output = exeat(ground.dir.path(), &args).output().unwrap();
+        let output = exeat(builder.dir.path(), &args).output().unwrap();
         let out = text(&output.stdout);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {out}{}", text(&output.stderr));
         assert!(out.contains(words), "{args:?}: {out}");
     }
-    assert!(ground.dns.all_queries().is_empty());
+    assert!(builder.dns.all_queries().is_empty());
 }
 
 #[tokio::test]
-async fn ca_and_env_give_what_clients_need() {
-    let ground = Ground::new().await;
-    let dir = ground.dir.path();
-    let config = ground.config(&format!("[proxy]\nlisten = [\"127.0.0.1:3199\"]\n{}", lab::allow_api(443)));
+async fn ca_and_env_print_client_settings() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
+    let config = builder.config(&format!("[proxy]\nlisten = [\"127.0.0.1:3199\"]\n{}", lab::allow_api(443)));
     fs::write(dir.join("e.toml"), config).unwrap();
     let run = |args: &[&str]| exeat(dir, &[&["-c", "e.toml"], args].concat()).output().unwrap();
-    assert_eq!(run(&["ca", "show"]).status.code(), Some(1), "there is none yet");
+    assert_eq!(run(&["ca", "show"]).status.code(), Some(1), "the file does not exist yet");
     assert!(run(&["ca", "init"]).status.success());
     assert!(text(&run(&["ca", "show"]).stdout).contains("sha256"));
     let bundle = text(&run(&["ca", "bundle"]).stdout);
@@ -148,7 +148,7 @@ async fn ca_and_env_give_what_clients_need() {
     assert_eq!(run(&["env", "--task", "nobody"]).status.code(), Some(1));
 }
 
-/// A daemon of its own process.
+/// A daemon in a separate process.
 pub struct Served {
     pub child: Child,
     pub ready: String,
@@ -163,13 +163,13 @@ impl Served {
         let said = Arc::new(Mutex::new(String::new()));
         let note = |line: &String, said: &Mutex<String>| said.lock().unwrap().push_str(line);
         let ready = lines.by_ref().inspect(|line| note(line, &said)).find(|line| line.starts_with("exeat: "));
-        // Somebody must read what follows, or the pipe fills up.
+        // The rest must be read, or the pipe fills up.
         let rest = said.clone();
         let reader = std::thread::spawn(move || lines.for_each(|line| note(&line, &rest)));
         Self { child, ready: ready.unwrap_or_default(), said, reader: Some(reader) }
     }
 
-    /// Waits for its end. True if that was a success; then [`Self::said`] is all that it said.
+    /// Waits for the end of the process. Returns whether it succeeded; then [`Self::said`] returns the complete output.
     pub fn ended(&mut self) -> bool {
         let success = self.child.wait().unwrap().success();
         if let Some(reader) = self.reader.take() {
@@ -178,12 +178,12 @@ impl Served {
         success
     }
 
-    /// Everything that it wrote to stderr so far.
-    pub fn said(&self) -> String {
+    /// Returns everything written to stderr so far.
+    pub fn stderr(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    /// A request in absolute form.
+    /// Sends a request in absolute form.
     pub async fn get(&self, url: &str) -> lab::Reply {
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
         let stream = tokio::net::TcpStream::connect(self.proxy()).await.unwrap();
@@ -211,12 +211,12 @@ impl Drop for Served {
 }
 
 #[tokio::test]
-async fn serve_says_where_it_listens_reloads_on_hup_and_drains_on_term() {
-    let ground = Ground::new().await;
-    let dir = ground.dir.path();
+async fn serve_prints_its_address_reloads_on_hup_and_drains_on_term() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
     fs::write(
         dir.join("e.toml"),
-        ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443))),
+        builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443))),
     )
     .unwrap();
     let mut served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
@@ -240,7 +240,7 @@ async fn serve_says_where_it_listens_reloads_on_hup_and_drains_on_term() {
     served.signal(rustix::process::Signal::HUP);
     let start = Instant::now();
     while !ask("https://evil.test/").contains("exeat-refusal: resolve_failed") {
-        assert!(start.elapsed() < lab::PATIENCE, "the new policy is not in force");
+        assert!(start.elapsed() < lab::TIMEOUT, "the new policy is not in force");
     }
     let maps = fs::read_to_string(format!("/proc/{}/limits", served.child.id()));
     if let Ok(limits) = maps {
@@ -260,20 +260,20 @@ async fn serve_says_where_it_listens_reloads_on_hup_and_drains_on_term() {
     assert!(text(&tail.stdout).contains("https://evil.test:443/ host_not_allowed"), "{}", text(&tail.stdout));
 }
 
-/// Webhooks are named by URLs that anybody's DNS answers for.
+/// Webhooks are named by URLs, whose names anyone's DNS can resolve.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_reload() {
-    let ground = Ground::new().await;
-    let dir = ground.dir.path();
-    ground.dns.set("open.test", &["93.184.215.14"]);
-    ground.dns.set("mixed.test", &["93.184.215.14", "10.0.0.7"]);
-    ground.dns.set("inside.test", &["169.254.169.254"]);
+async fn a_webhook_to_a_private_address_is_a_configuration_error() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
+    builder.dns.set("open.test", &["93.184.215.14"]);
+    builder.dns.set("mixed.test", &["93.184.215.14", "10.0.0.7"]);
+    builder.dns.set("inside.test", &["169.254.169.254"]);
     let config = |urls: &[&str]| {
         let text = format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[tasks.t]\nintegrations = [\"webhook\"]\ntools = [\"webhook\"]\n\
              webhook_urls = {urls:?}\n"
         );
-        fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+        fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
     };
     let check = async |arguments: &[&str]| {
         let output = output(exeat(dir, &[&["check", "-c", "e.toml"], arguments].concat())).await;
@@ -281,7 +281,7 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
     };
     let all = ["https://open.test/secret-1", "https://mixed.test/secret-2", "https://nowhere.test/secret-3"];
     config(&all);
-    assert_eq!(check(&[]).await.0, Some(0), "nothing is asked");
+    assert_eq!(check(&[]).await.0, Some(0), "no query is sent");
     let (code, _, said) = check(&["--online"]).await;
     let want = "error: tasks.t.webhook_urls[1]: mixed.test has an address that is not public; the webhook is \
                 disabled; expected a public host";
@@ -303,14 +303,14 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
                 hooks.iter().map(|hook| (hook["host"].as_str().unwrap(), hook["state"].as_str().unwrap())).collect();
             let is_said = hosts.iter().filter(|(_, state)| *state == "disabled").all(|(host, _)| {
                 served
-                    .said()
+                    .stderr()
                     .lines()
                     .any(|line| line.contains("ERROR") && line.contains(host) && line.contains("disabled"))
             });
             if seen == hosts && is_said {
                 return;
             }
-            assert!(start.elapsed() < lab::PATIENCE, "{tasks:#} {}", served.said());
+            assert!(start.elapsed() < lab::TIMEOUT, "{tasks:#} {}", served.stderr());
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
@@ -318,7 +318,7 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
     config(&["https://open.test/secret-1", "https://inside.test/secret-4"]);
     served.signal(rustix::process::Signal::HUP);
     until(&[("open.test", "enabled"), ("inside.test", "disabled")]).await;
-    assert!(!served.said().contains("secret-"), "{}", served.said());
+    assert!(!served.stderr().contains("secret-"), "{}", served.stderr());
 }
 
 /// Returns the admin listener's list of tasks.
@@ -335,13 +335,13 @@ async fn tasks(dir: &Path, ready: &str) -> serde_json::Value {
 #[tokio::test]
 async fn serve_without_a_file_denies_everything() {
     let dir = tempfile::tempdir().unwrap();
-    // The built-in ports may be taken on this machine; then it must say so and fail.
+    // The default ports may be in use on this machine; then the command must report this and fail.
     let served = Served::start(exeat(dir.path(), &["serve"]));
     assert!(served.ready.contains("127.0.0.1:3128"), "{}", served.ready);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn run_returns_the_childs_status_and_hides_what_is_ours() {
+async fn run_returns_the_childs_status_and_hides_its_own_variables() {
     let dir = tempfile::tempdir().unwrap();
     let script = "test -n \"$HTTPS_PROXY\" && test -r \"$SSL_CERT_FILE\" && test -r \"$NODE_EXTRA_CA_CERTS\" && test -z \"$NO_PROXY$no_grpc_proxy$EXEAT_ADMIN_TOKEN\" && exit 42";
     let mut command = exeat(dir.path(), &["run", "--", "sh", "-c", script]);
@@ -358,10 +358,10 @@ async fn run_returns_the_childs_status_and_hides_what_is_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn run_hides_the_tokens_of_its_file_and_leaves_nothing_behind() {
-    let ground = Ground::new().await;
-    let dir = ground.dir.path();
-    // Listeners of the daemon know their clients by means that are not those of a run.
+async fn run_hides_the_tokens_of_its_file_and_leaves_no_files() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
+    // Options by which the daemon's listeners identify their clients do not apply to `run`.
     let text = "[proxy]\nunix_tasks = { \"7\" = \"other\" }\ntls = { cert = \"c.pem\", key = \"k.pem\" }\n\
                 [admin]\ntoken = \"env:OPERATOR\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\n\
                 [tasks.t]\ntoken = \"env:MINE\"\nintegrations = [\"api\"]\n[tasks.other]\ntoken = \"env:UNSET\"\n";
@@ -380,14 +380,14 @@ async fn run_hides_the_tokens_of_its_file_and_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A log from a daemon that was killed is whole, or ends in a torn line; never cut, never changed.
+/// The log of a killed daemon is complete or ends in a torn line, which is never cut off or changed.
 #[tokio::test]
 async fn a_killed_daemon_leaves_a_log_that_verifies() {
-    let ground = Ground::new().await;
-    let dir = ground.dir.path();
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
     fs::write(
         dir.join("e.toml"),
-        ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443))),
+        builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443))),
     )
     .unwrap();
     for _ in 0..10 {

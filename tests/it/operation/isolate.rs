@@ -1,7 +1,7 @@
 //! `exeat run --isolate`: the command reaches the proxy and nothing else.
 //!
-//! Where user namespaces are not permitted there is nothing to be shown, so most of it is ignored by default;
-//! continuous integration runs it. Root and others are not isolated in the same way, so root tries both.
+//! Without user namespaces there is nothing to test, so most tests are ignored by default; continuous integration runs
+//! them. Root and other users are isolated differently, so root tests both.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -13,46 +13,46 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::lab::{Ground, Origin};
+use crate::lab::{LabBuilder, Origin};
 use crate::operation::cli::{output, text};
 
 const KEY: &str = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
 const NOBODY: u32 = 65_534;
 
-/// Everybody that this process can be.
+/// Returns the users that this process can run as.
 fn users() -> Vec<Option<u32>> {
     if rustix::process::geteuid().is_root() { vec![None, Some(NOBODY)] } else { vec![None] }
 }
 
 struct Place {
-    ground: Ground,
+    builder: LabBuilder,
     origin: Origin,
 }
 
 impl Place {
     async fn new() -> Self {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let dir = ground.dir.path();
-        let body = ground.config(&format!(
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let dir = builder.dir.path();
+        let body = builder.config(&format!(
             "[proxy]\nunix_tasks = {{ \"{NOBODY}\" = \"t\", \"0\" = \"t\" }}\n\
              [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n[tasks.t]\nintegrations = [\"api\"]\n",
             origin.port()
         ));
         fs::write(dir.join("run.toml"), body).unwrap();
-        // For all users, and with a program that all can run.
+        // For all users, and with a program that all of them can run.
         for (path, mode) in [(".", 0o777), ("token", 0o644), ("origin-ca.pem", 0o644), ("run.toml", 0o644)] {
             fs::set_permissions(dir.join(path), fs::Permissions::from_mode(mode)).unwrap();
         }
-        // By another process: one that this one starts meanwhile could hold a copy open for writing, which then
-        // cannot be run.
+        // A separate process makes the copy. If this process did, a child that it starts meanwhile could hold the copy
+        // open for writing, and running it would fail.
         let copied = Command::new("cp").args([env!("CARGO_BIN_EXE_exeat"), "exeat"]).current_dir(dir).status().unwrap();
         assert!(copied.success());
-        Self { ground, origin }
+        Self { builder, origin }
     }
 
     fn dir(&self) -> &Path {
-        self.ground.dir.path()
+        self.builder.dir.path()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -63,7 +63,7 @@ impl Place {
         format!("https://api.test:{}{path}", self.origin.port())
     }
 
-    /// `exeat run --isolate` of a command, as this user.
+    /// Returns `exeat run --isolate` of a command, as this user.
     fn run(&self, user: Option<u32>, flags: &[&str], command: &[&str]) -> Command {
         let args = [&["run", "-c", "run.toml", "--task", "t", "--isolate"], flags, &["--"], command].concat();
         let mut run = Command::new(self.path("exeat"));
@@ -74,7 +74,7 @@ impl Place {
 
     fn as_user(&self, command: &mut Command, user: Option<u32>) {
         let path = std::env::var("PATH").unwrap();
-        // Another user may not be let into the folders of ours.
+        // Another user may have no access to our user's folders.
         let path = if user.is_some() { "/usr/local/bin:/usr/bin:/bin" } else { &path };
         command.current_dir(self.dir()).env_clear().env("PATH", path).env("TMPDIR", self.dir()).stdin(Stdio::null());
         if let Some(id) = user {
@@ -89,7 +89,7 @@ impl Place {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and curl"]
-async fn what_goes_through_the_proxy_works_as_ever() {
+async fn requests_through_the_proxy_work() {
     for user in users() {
         let place = Place::new().await;
         let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", place.origin.port());
@@ -111,7 +111,7 @@ async fn what_goes_through_the_proxy_works_as_ever() {
     }
 }
 
-/// Tries each way and prints what happened, the errors by name.
+/// Tries each way out and prints the results, with errors by name.
 const WAYS: &str = r#"
 import errno, os, socket, struct, sys
 port, dns, other, listed, runtime, service = sys.argv[1:]
@@ -146,14 +146,14 @@ a, b = socket.socketpair(); a.send(b'connected'); print('pair of streams', b.rec
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and python3"]
-async fn there_is_no_way_past_the_proxy() {
+async fn the_command_cannot_bypass_the_proxy() {
     for (user, flags) in users().into_iter().flat_map(|user| [(user, &[][..]), (user, &["--unix-sockets"][..])]) {
         let place = Place::new().await;
         let runtime = place.path("runtime");
         fs::create_dir(&runtime).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (listed, in_runtime) = (place.path("listed.sock"), runtime.join("sock"));
-        // Only root may put one where services do.
+        // Only root can create one where services do.
         let service = tempfile::Builder::new().prefix("exeat-test-").tempdir_in("/run").ok();
         let service = service.as_ref().map_or(in_runtime.clone(), |dir| dir.path().join("sock"));
         let paths = [&listed, &in_runtime, &service];
@@ -168,7 +168,7 @@ async fn there_is_no_way_past_the_proxy() {
         let name = SocketAddr::from_abstract_name(listed.as_os_str().as_encoded_bytes()).unwrap();
         listeners.push(UnixListener::bind_addr(&name).unwrap());
         let port = listener.local_addr().unwrap().port().to_string();
-        let dns = place.ground.dns.address().port().to_string();
+        let dns = place.builder.dns.address().port().to_string();
         let other = other_address();
         let [listed, in_runtime, service] = paths.map(|path| path.to_str().unwrap());
         let mut command =
@@ -198,16 +198,16 @@ async fn there_is_no_way_past_the_proxy() {
         let want: String = want.map(|(way, end)| format!("{way} {end}\n")).concat();
         assert_eq!(out, want, "{user:?} {flags:?} {words}");
         listener.set_nonblocking(true).unwrap();
-        assert!(listener.accept().is_err(), "nobody came");
+        assert!(listener.accept().is_err(), "no connection arrived");
         for listener in listeners {
             listener.set_nonblocking(true).unwrap();
             assert!(listener.accept().is_err(), "nobody came to {:?}", listener.local_addr());
         }
-        assert!(place.ground.dns.all_queries().is_empty(), "{:?}", place.ground.dns.all_queries());
+        assert!(place.builder.dns.all_queries().is_empty(), "{:?}", place.builder.dns.all_queries());
     }
 }
 
-/// Another address of this machine than the loopback, or one that is nobody's. Nothing is sent.
+/// Returns a non-loopback address of this machine, or else an unassigned one. Nothing is sent.
 fn other_address() -> String {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     let found = socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr());
@@ -216,13 +216,13 @@ fn other_address() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces"]
-async fn the_command_holds_nothing_that_it_was_not_given() {
+async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {
     for user in users() {
         let place = Place::new().await;
         let _socket = UnixListener::bind(place.path("agent")).unwrap();
         let script = "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr '\\n\\t' '  '; echo; \
              (cd /proc/self/fd; echo *); echo /proc/[0-9]*; ls exeat-run-*; id -u; pwd; env | cut -d= -f1 | sort | tr '\\n' ' '";
-        // A file that the caller left open, as a launcher could a socket.
+        // A file that the caller left open, as a launcher might leave a socket.
         let mut command = Command::new("sh");
         let call = "exec 7</dev/null 9</dev/null; exec ./exeat run -q --isolate -- sh -c \"$0\"";
         command.args(["-c", call, script]);
@@ -236,7 +236,7 @@ async fn the_command_holds_nothing_that_it_was_not_given() {
             "CapInh: {none} CapPrm: {none} CapEff: {none} CapBnd: {none} CapAmb: {none} NoNewPrivs: 1 Seccomp: 2 "
         );
         assert_eq!(lines[0], want, "{words}");
-        // The third is that which the directory is read by.
+        // The third is the descriptor through which the directory is read.
         assert_eq!(lines[1], "0 1 2 3", "{out}");
         assert_eq!(lines[2], "/proc/1 /proc/2", "{out}");
         assert_eq!(lines[3..5], ["ca-bundle.pem", "ca.pem"], "without keys, record and socket");
@@ -249,14 +249,14 @@ async fn the_command_holds_nothing_that_it_was_not_given() {
 /// Ways back to the outer namespaces: other processes, mounts over others, nested namespaces.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces, unshare, nsenter, and python3"]
-async fn the_way_back_is_closed() {
+async fn the_command_cannot_leave_its_namespaces() {
     for user in users() {
         let place = Place::new().await;
         let runtime = place.path("runtime");
         fs::create_dir(&runtime).unwrap();
         let hidden = [runtime.join("hidden"), place.path("hidden")];
         let _sockets = hidden.clone().map(|path| UnixListener::bind(path).unwrap());
-        // As the same user outside, a process that could be traced but for its namespaces.
+        // A process of the same user outside, which could be traced except for the namespaces.
         let mut outside = Command::new("sleep");
         place.as_user(&mut outside, user);
         let outside = Ended(outside.arg("1000").spawn().unwrap());
@@ -288,10 +288,10 @@ async fn the_way_back_is_closed() {
         let output = output(command).await;
         let (out, words) = (text(&output.stdout), text(&output.stderr));
         assert!(!out.contains("OPEN") && out.ends_with("end\n"), "{user:?} {out} {words}");
-        assert!(!out.contains("s\n"), "a socket is to be seen: {out}");
+        assert!(!out.contains("s\n"), "a socket is visible: {out}");
         if cfg!(target_arch = "x86_64") {
-            // Nobody is there to be traced, opened, killed, and the first process may not be; calls that are refused;
-            // mounts of others, and places that are mounted on.
+            // No process can be traced, opened or killed, including the first one; the system calls are refused; mounts
+            // and mount points are unchanged.
             assert!(out.starts_with("3 1 3 3 1 1 97 1 1 1 16 16 \n"), "{out} {words}");
         }
     }
@@ -308,7 +308,7 @@ impl Drop for Ended {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces"]
-async fn status_and_signals_come_through() {
+async fn status_and_signals_are_forwarded() {
     for user in users() {
         let place = Place::new().await;
         for (script, code) in [("exit 42", 42), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("true & exit 3", 3)] {
@@ -329,10 +329,10 @@ async fn status_and_signals_come_through() {
     }
 }
 
-/// Nothing of it lives longer than the command, nor than the proxy.
+/// No process outlives the command or the proxy.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces"]
-async fn what_was_started_ends_with_the_command_and_with_the_proxy() {
+async fn all_processes_end_with_the_command_and_with_the_proxy() {
     for user in users() {
         let place = Place::new().await;
         // The output ends when the last process that holds it has ended.
@@ -351,7 +351,7 @@ async fn what_was_started_ends_with_the_command_and_with_the_proxy() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces"]
-async fn whoever_stands_in_a_hidden_place_is_told() {
+async fn a_working_directory_in_a_hidden_place_is_reported() {
     let place = Place::new().await;
     let inner = place.path("runtime/inner");
     fs::create_dir_all(&inner).unwrap();
@@ -370,7 +370,7 @@ async fn whoever_stands_in_a_hidden_place_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and unshare"]
-async fn where_namespaces_are_switched_off_the_setting_is_named() {
+async fn if_namespaces_are_disabled_the_setting_is_named() {
     let place = Place::new().await;
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec ./exeat run -q --isolate -- touch was-run";
     let mut command = Command::new("unshare");
@@ -382,9 +382,9 @@ async fn where_namespaces_are_switched_off_the_setting_is_named() {
     assert!(!place.path("was-run").exists(), "{words}");
 }
 
-/// As in a container whose profile does not permit it.
+/// As in a container whose profile does not permit namespaces.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_isolated_is_not_run() {
+async fn a_command_that_cannot_be_isolated_is_not_run() {
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
     let place = Place::new().await;
     let command = place.run(None, &["-q"], &["touch", "was-run"]);

@@ -31,7 +31,7 @@ fn said(args: &[&str]) -> String {
 }
 
 #[test]
-fn completions_name_every_command_and_bash_can_read_them() {
+fn completions_name_every_command_and_are_valid_bash() {
     for shell in ["bash", "fish", "zsh"] {
         let script = said(&["completions", shell]);
         for command in COMMANDS {
@@ -39,7 +39,7 @@ fn completions_name_every_command_and_bash_can_read_them() {
         }
     }
     let bash = Command::new("bash").stdin(Stdio::piped()).stdout(Stdio::piped()).arg("-s").spawn();
-    let mut bash = bash.expect("the test needs bash");
+    let mut bash = bash.expect("bash must be installed");
     let script = said(&["completions", "bash"])
         + "\nCOMP_WORDS=(exeat secret '')\nCOMP_CWORD=2\n_exeat exeat '' secret\necho \"${COMPREPLY[@]}\"\n";
     bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
@@ -48,7 +48,7 @@ fn completions_name_every_command_and_bash_can_read_them() {
 }
 
 #[test]
-fn every_command_has_a_manual_page_and_the_first_names_them_all() {
+fn every_command_has_a_manual_page_listed_in_the_first() {
     let first = said(&["man"]);
     for command in COMMANDS {
         assert!(first.contains(&format!("exeat\\-{command}(1)")), "{command} is missing:\n{first}");
@@ -62,7 +62,7 @@ fn every_command_has_a_manual_page_and_the_first_names_them_all() {
 }
 
 #[test]
-fn a_page_that_is_not_there_is_refused_with_those_that_are() {
+fn an_unknown_page_is_refused_with_the_existing_ones() {
     let dir = tempfile::tempdir().unwrap();
     let output = exeat(dir.path(), &["man", "secret", "nope"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

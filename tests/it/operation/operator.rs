@@ -14,10 +14,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::lab::client::{empty, h1, read_head};
-use crate::lab::{self, Ground, Lab, Origin, Reply};
+use crate::lab::{self, Lab, LabBuilder, Origin, Reply};
 use crate::operation::cli::{exeat, output, text};
 
-/// A token of the operator that is not the one in the state directory.
+/// An operator's token that is not the one in the state directory.
 const OPERATOR: &str = "the-operator's-own-token-24";
 
 struct Stage {
@@ -26,10 +26,10 @@ struct Stage {
     url: String,
 }
 
-/// A daemon with a task `t` that is counted, and a file that says to operators where it is and nothing of its tasks.
-async fn stage(admin: &str) -> Stage {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+/// Starts a daemon with a counted task `t`, and writes a file that names its admin listener and contains no tasks.
+async fn start(admin: &str) -> Stage {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let config = format!(
         "[admin]\n{admin}\n[plans.p]\ncalls_per_execution = 20\ncalls_per_minute = 10\n\
          [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
@@ -37,7 +37,7 @@ async fn stage(admin: &str) -> Stage {
          [tasks.other]\nintegrations = [\"api\"]\n",
         origin.port()
     );
-    let lab = ground.proxy(&config).await;
+    let lab = builder.proxy(&config).await;
     let url = format!("https://api.test:{}/", origin.port());
     let at = lab.daemon.admin().unwrap().to_string();
     let text = format!("state_dir = \".\"\n[admin]\nlisten = \"{at}\"\n[tasks.t]\ntoken = \"env:NOT_SET_HERE\"\n");
@@ -57,14 +57,14 @@ impl Stage {
     }
 
     /// Returns the output of a command that must succeed.
-    async fn told(&self, args: &[&str]) -> String {
+    async fn run_successfully(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
         text(&output.stdout)
     }
 
     async fn document(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.told(&[args, &["--json"]].concat()).await).unwrap()
+        serde_json::from_str(&self.run_successfully(&[args, &["--json"]].concat()).await).unwrap()
     }
 
     /// Returns the error text of a command that must fail.
@@ -72,7 +72,7 @@ impl Stage {
         failed(self.command(args), code).await
     }
 
-    /// A request by whoever a proxy's URL names.
+    /// Sends a request as the execution that a proxy URL names.
     async fn get(&self, proxy_url: &str, fields: &[(&str, &str)]) -> Reply {
         let (user, at) = proxy_url.strip_prefix("http://").unwrap().split_once('@').unwrap();
         assert_eq!(at, self.lab.proxy.to_string());
@@ -94,7 +94,7 @@ async fn failed(command: Command, code: i32) -> String {
     text(&output.stderr)
 }
 
-/// The values that a shell has after `eval "$(…)"`.
+/// Returns the values that a shell has after `eval "$(…)"`.
 fn evaluated(script: &str) -> (String, String) {
     let script = format!("{script}\necho \"$EXEAT_EXECUTION\"; printenv HTTPS_PROXY https_proxy http_proxy NO_PROXY");
     let mut shell = Command::new("sh");
@@ -102,14 +102,14 @@ fn evaluated(script: &str) -> (String, String) {
     let out = text(&shell.arg("-c").arg(script).output().unwrap().stdout);
     let lines: Vec<_> = out.lines().collect();
     let [id, url, others @ ..] = lines.as_slice() else { panic!("{out}") };
-    assert_eq!(others, [*url, *url], "whatever name a client reads, it is this execution's: {out}");
+    assert_eq!(others, [*url, *url], "every proxy variable has this execution's URL: {out}");
     ((*id).to_owned(), (*url).to_owned())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_execution_is_begun_used_counted_and_stopped() {
-    let stage = stage(TCP).await;
-    let (id, proxy) = evaluated(&stage.told(&["execution", "start", "t", "--expires", "2h"]).await);
+async fn an_execution_is_started_used_counted_and_stopped() {
+    let stage = start(TCP).await;
+    let (id, proxy) = evaluated(&stage.run_successfully(&["execution", "start", "t", "--expires", "2h"]).await);
     let plain = stage.get(&proxy, &[]).await;
     assert_eq!(plain.status, 200, "{plain:?}");
     assert_eq!(stage.get(&proxy, &[("exeat-tool", "http_get")]).await.status, 200);
@@ -123,7 +123,7 @@ async fn an_execution_is_begun_used_counted_and_stopped() {
         );
     }
 
-    let shown = stage.told(&["execution", "show", &id]).await;
+    let shown = stage.run_successfully(&["execution", "show", &id]).await;
     for line in [
         &format!("id       {id}\n"),
         "task     t\n",
@@ -140,7 +140,7 @@ async fn an_execution_is_begun_used_counted_and_stopped() {
     let lasts = |key: &str| document[key].as_str().unwrap().get(..13).unwrap().to_owned();
     assert_ne!(lasts("created_at"), lasts("expires_at"));
 
-    let listed = stage.told(&["execution", "list"]).await;
+    let listed = stage.run_successfully(&["execution", "list"]).await;
     let (head, row) = listed.split_once('\n').unwrap();
     assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), [id.as_str(), "t", "running"], "{listed}");
     for (heading, value) in
@@ -160,35 +160,37 @@ async fn an_execution_is_begun_used_counted_and_stopped() {
     assert_eq!(stage.origin.seen().len(), before);
     let line = stage.lab.ended(2).await;
     assert_eq!((&line["code"], &line["execution"]), (&json!("execution_stopped"), &json!(id)), "{line}");
-    assert!(stage.told(&["execution", "show", &id]).await.contains("stopped  asked, 20"));
-    assert!(stage.told(&["execution", "list"]).await.contains("  asked  "));
+    assert!(stage.run_successfully(&["execution", "show", &id]).await.contains("stopped  asked, 20"));
+    assert!(stage.run_successfully(&["execution", "list"]).await.contains("  asked  "));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_token_is_shown_once_and_programs_get_the_document() {
-    let stage = stage(TCP).await;
+async fn the_token_is_printed_once_and_json_output_is_available() {
+    let stage = start(TCP).await;
     let begun = stage.document(&["execution", "start", "t"]).await;
     let (id, token) = (begun["id"].as_str().unwrap(), begun["token"].as_str().unwrap());
     assert_eq!(begun["proxy_url"], format!("http://{id}:{token}@{}", stage.lab.proxy));
     for args in [&["execution", "show", id][..], &["execution", "list"], &["execution", "calls", id]] {
-        assert!(!stage.told(&[args, &["--json"]].concat()).await.contains(token), "{args:?}");
+        assert!(!stage.run_successfully(&[args, &["--json"]].concat()).await.contains(token), "{args:?}");
     }
     let admin = fs::read_to_string(stage.lab.dir.path().join("admin.token")).unwrap();
-    let all = stage.told(&["execution", "start", "t"]).await + &begun.to_string();
+    let all = stage.run_successfully(&["execution", "start", "t"]).await + &begun.to_string();
     assert!(!all.contains(admin.trim()), "the operator's own token is not shown");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_can_be_tied_to_where_it_is_used() {
-    let stage = stage(TCP).await;
-    let (here, here_url) = evaluated(&stage.told(&["execution", "start", "t", "--peers", "127.0.0.0/8"]).await);
-    let (_, there_url) = evaluated(&stage.told(&["execution", "start", "t", "--peers", "10.0.0.0/8"]).await);
+async fn a_token_can_be_bound_to_a_network() {
+    let stage = start(TCP).await;
+    let (here, here_url) =
+        evaluated(&stage.run_successfully(&["execution", "start", "t", "--peers", "127.0.0.0/8"]).await);
+    let (_, there_url) =
+        evaluated(&stage.run_successfully(&["execution", "start", "t", "--peers", "10.0.0.0/8"]).await);
     assert_eq!(stage.get(&here_url, &[]).await.status, 200);
     assert_eq!(stage.lab.ended(0).await["execution"], json!(here));
     stage.get(&there_url, &[]).await.assert_refused(407, "caller_unknown");
     let line = stage.lab.ended(1).await;
     assert_eq!((&line["code"], line.get("execution")), (&json!("caller_unknown"), None), "{line}");
-    assert!(stage.told(&["execution", "show", &here]).await.contains("peers    127.0.0.0/8\n"));
+    assert!(stage.run_successfully(&["execution", "show", &here]).await.contains("peers    127.0.0.0/8\n"));
     for peers in ["10.0.0.0", "10.0.0.1/8", "nonsense"] {
         let said = stage.failed(&["execution", "start", "t", "--peers", peers], 2).await;
         assert!(said.contains("10.0.0.0/8"), "{said}");
@@ -196,17 +198,17 @@ async fn a_token_can_be_tied_to_where_it_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_static_execution_is_stopped_and_begins_anew() {
-    let stage = stage(TCP).await;
+async fn a_static_execution_is_stopped_and_restarted() {
+    let stage = start(TCP).await;
     let call = async || {
         stage.get(&format!("http://t:{}@{}", lab::TOKEN, stage.lab.proxy), &[("exeat-tool", "http_get")]).await
     };
     assert_eq!(call().await.status, 200);
-    assert!(stage.told(&["execution", "show", "t"]).await.contains("calls    1/20, 1/10 in this minute\n"));
+    assert!(stage.run_successfully(&["execution", "show", "t"]).await.contains("calls    1/20, 1/10 in this minute\n"));
     assert!(stage.run(&["execution", "stop", "t"]).await.status.success());
     call().await.assert_refused(403, "execution_stopped");
     assert_eq!(stage.lab.ended(1).await["code"], "execution_stopped");
-    let shown = stage.told(&["execution", "start", "t", "--static"]).await;
+    let shown = stage.run_successfully(&["execution", "start", "t", "--static"]).await;
     assert!(shown.contains("id       t\n") && shown.contains("stopped  no\n"), "{shown}");
     assert!(shown.contains("calls    0/20, 0/10 in this minute\n"), "{shown}");
     assert_eq!(call().await.status, 200);
@@ -217,8 +219,8 @@ async fn a_static_execution_is_stopped_and_begins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_and_what_is_mistyped_is_said() {
-    let stage = stage(TCP).await;
+async fn missing_and_mistyped_names_are_reported() {
+    let stage = start(TCP).await;
     let nobody = "0".repeat(32);
     for (args, code, words) in [
         (&["execution", "start", "nope"][..], 1, "the task does not exist"),
@@ -240,12 +242,12 @@ async fn what_is_not_there_and_what_is_mistyped_is_said() {
     assert!(!said.contains("hunter2"), "{said}");
     let none = stage.run(&["execution", "list"]).await;
     assert_eq!((none.status.code(), text(&none.stdout)), (Some(0), String::new()));
-    assert!(stage.lab.audit().await.is_empty(), "operators leave no line of a request");
+    assert!(stage.lab.audit().await.is_empty(), "operator commands write no request lines");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_or_missing_admin_token_is_told_apart() {
-    let stage = stage(TCP).await;
+async fn a_wrong_and_a_missing_admin_token_are_distinguished() {
+    let stage = start(TCP).await;
     let mut wrong = stage.command(&["execution", "start", "t"]);
     wrong.env("EXEAT_ADMIN_TOKEN", "wrong-token-of-more-than-24-bytes");
     let said = failed(wrong, 1).await;
@@ -255,7 +257,7 @@ async fn a_wrong_or_missing_admin_token_is_told_apart() {
     odd.env("EXEAT_ADMIN_TOKEN", "a\r\nb");
     assert!(failed(odd, 1).await.contains("control characters"));
 
-    // The right one in the variable: neither the file nor the state is needed.
+    // With the right token in the variable, neither the file nor the state directory is needed.
     let token = fs::read_to_string(stage.lab.dir.path().join("admin.token")).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let at = format!("http://{}", stage.lab.daemon.admin_address().unwrap());
@@ -267,7 +269,7 @@ async fn a_wrong_or_missing_admin_token_is_told_apart() {
     assert_eq!(stage.get(&proxy, &[]).await.status, 200);
     assert_eq!(stage.lab.ended(0).await["execution"], json!(id));
 
-    // One that was found here is not sent over a network on the strength of a typing error.
+    // A token from the state directory is not sent over a network because of a typing error.
     let far = stage.failed(&["--admin", "http://192.0.2.1:3129", "execution", "list"], 1).await;
     assert!(far.contains("is for the configured [admin].listen on this machine"), "{far}");
     let missing = failed(exeat(elsewhere.path(), &["--admin", &at, "execution", "list"]), 1).await;
@@ -275,7 +277,7 @@ async fn a_wrong_or_missing_admin_token_is_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_configured_token_is_used_where_there_is_one() {
+async fn the_configured_token_is_preferred() {
     let dir = tempfile::tempdir().unwrap();
     let (scripted, _) = scripted("200 OK", "[]").await;
     fs::write(dir.path().join("op"), format!("{OPERATOR}\n")).unwrap();
@@ -283,15 +285,15 @@ async fn the_configured_token_is_used_where_there_is_one() {
     fs::write(dir.path().join("e.toml"), text_of).unwrap();
     let list = output(exeat(dir.path(), &["-c", "e.toml", "execution", "list"])).await;
     assert!(list.status.success(), "{}", text(&list.stderr));
-    let head = scripted.asked();
+    let head = scripted.last_request();
     assert!(head.contains(&format!("\r\nauthorization: Bearer {OPERATOR}\r\n")), "{head}");
     assert!(head.contains(&format!("\r\nhost: {}\r\n", scripted.at)), "{head}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_daemon_it_says_where_it_looked() {
+async fn without_a_daemon_the_error_names_the_address() {
     let dir = tempfile::tempdir().unwrap();
-    // Bound and not listening: nobody else can have the port.
+    // The socket is bound and does not listen, so no other process can take the port.
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     let at = socket.local_addr().unwrap().as_socket().unwrap();
@@ -318,9 +320,9 @@ async fn without_a_daemon_it_says_where_it_looked() {
 async fn on_a_unix_socket_the_daemons_user_needs_no_token() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("admin.sock");
-    let stage = stage(&format!("listen = \"unix:{}\"", socket.display())).await;
+    let stage = start(&format!("listen = \"unix:{}\"", socket.display())).await;
     fs::remove_file(stage.lab.dir.path().join("admin.token")).unwrap();
-    let (id, proxy) = evaluated(&stage.told(&["execution", "start", "t"]).await);
+    let (id, proxy) = evaluated(&stage.run_successfully(&["execution", "start", "t"]).await);
     assert_eq!(stage.get(&proxy, &[]).await.status, 200);
     assert_eq!(stage.lab.ended(0).await["execution"], json!(id));
     let at = format!("unix://{}", socket.display());
@@ -328,15 +330,15 @@ async fn on_a_unix_socket_the_daemons_user_needs_no_token() {
     assert!(list.status.success() && text(&list.stdout).contains(&id), "{}", text(&list.stderr));
 }
 
-/// A server that gives the same answer to each connection.
+/// A server that gives the same answer on each connection.
 struct Scripted {
     at: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
 impl Scripted {
-    /// The latest request, whole.
-    fn asked(&self) -> String {
+    /// Returns the latest request.
+    fn last_request(&self) -> String {
         self.seen.lock().unwrap().last().cloned().unwrap_or_default()
     }
 }
@@ -358,7 +360,7 @@ async fn scripted_raw(answer: String) -> (Scripted, tempfile::TempDir) {
             let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
             stream.read_exact(&mut body).await.unwrap();
             noted.lock().unwrap().push(head + &text(&body));
-            // A client that has read enough closes.
+            // A client that has read enough closes the connection.
             let _ = stream.write_all(answer.as_bytes()).await;
         }
     });
@@ -380,12 +382,12 @@ fn approval(state: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_is_listed_and_decided() {
+async fn pending_approvals_are_listed_and_decided() {
     let (server, dir) = scripted("200 OK", &json!([approval("pending")]).to_string()).await;
     let listed = output(asking(dir.path(), &server, &["approvals"])).await;
     let out = text(&listed.stdout);
     assert!(listed.status.success(), "{}", text(&listed.stderr));
-    assert!(server.asked().starts_with("GET /v1/approvals HTTP/1.1\r\n"), "{}", server.asked());
+    assert!(server.last_request().starts_with("GET /v1/approvals HTTP/1.1\r\n"), "{}", server.last_request());
     for words in
         ["a1  pending  2026-11-21 10:00  2026-11-21 10:10  research  019f00c4", "api_call", "POST https://api.test/v1/"]
     {
@@ -394,7 +396,7 @@ async fn what_waits_is_listed_and_decided() {
     let json = text(&output(asking(dir.path(), &server, &["approvals", "--json"])).await.stdout);
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), json!([approval("pending")]));
     for shown in [&out, &json] {
-        assert!(!shown.contains(['\u{202e}', '\u{1b}']), "what misleads a terminal is not shown: {shown}");
+        assert!(!shown.contains(['\u{202e}', '\u{1b}']), "control characters are escaped: {shown}");
     }
 
     for (verb, state) in [("approve", "approved"), ("deny", "denied")] {
@@ -403,7 +405,7 @@ async fn what_waits_is_listed_and_decided() {
         let said = text(&done.stderr);
         assert!(done.status.success(), "{said}");
         assert!(said.starts_with(&format!("a1 is {state}: POST https://api.test/v1/")), "{said}");
-        let asked = server.asked();
+        let asked = server.last_request();
         assert!(asked.starts_with("POST /v1/approvals/a1 HTTP/1.1\r\n"), "{asked}");
         assert!(asked.contains(&format!("\r\nauthorization: Bearer {OPERATOR}\r\n")), "{asked}");
         assert!(asked.ends_with(&format!("\r\n\r\n{{\"decision\":\"{verb}\"}}")), "{asked}");
@@ -415,9 +417,9 @@ async fn what_waits_is_listed_and_decided() {
     assert!(failed(asking(dir.path(), &server, &["approve", "a/1"]), 2).await.contains("not a valid name or id"));
 }
 
-/// Each answer that is not the one that was wanted, in words; none prints data.
+/// Each unexpected answer is reported as an error; none prints data.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_other_answer_is_a_failure_in_plain_words() {
+async fn every_unexpected_answer_is_reported_as_an_error() {
     let with = |status: &str, body: &str| format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let rows = [
         (with("404 Not Found", r#"{"error":"the approval does not exist"}"#), "exeat: the approval does not exist\n"),
@@ -459,7 +461,11 @@ async fn tool_calls_are_shown_in_columns() {
     ]);
     let (server, dir) = scripted("200 OK", &calls.to_string()).await;
     let shown = output(asking(dir.path(), &server, &["execution", "calls", "t"])).await;
-    assert!(server.asked().starts_with("GET /v1/executions/t/tool_calls HTTP/1.1\r\n"), "{}", server.asked());
+    assert!(
+        server.last_request().starts_with("GET /v1/executions/t/tool_calls HTTP/1.1\r\n"),
+        "{}",
+        server.last_request()
+    );
     let want = "\
 AT (UTC)          TOOL      METHOD  ANSWER                  BYTES  MS  CREDENTIAL  URL
 2026-11-21 10:02  api_call  GET     200                     512    12  KEY         https://api.test/a\u{fffd}

@@ -15,7 +15,7 @@ fn shipped(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// As `exeat check` reads it, with every variable set.
+/// Reads a file as `exeat check` does, with every variable set.
 fn compiled(path: &str) -> Config {
     let dir = tempfile::tempdir().unwrap();
     let env = |name: &str| Some(format!("{name}-{}", lab::TOKEN));
@@ -28,7 +28,7 @@ fn compiled(path: &str) -> Config {
     compile::compile(&shipped(path), &around).unwrap_or_else(|problems| panic!("{path}: {problems:#?}"))
 }
 
-/// Instructions of the last stage, without what only the build needs.
+/// Returns the instructions of the last build stage, without those that only the build needs.
 fn image() -> Vec<(String, String)> {
     let text = shipped("Dockerfile").replace("\\\n", " ");
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -39,22 +39,22 @@ fn image() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_image_is_the_binary_and_no_root() {
+fn the_image_contains_only_the_binary_and_is_not_run_as_root() {
     let image = image();
     let of = |wanted: &str| -> Vec<String> {
         image.iter().filter(|(word, _)| word == wanted).map(|(_, rest)| rest.clone()).collect()
     };
     assert_eq!(of("FROM"), ["scratch"]);
-    // The checks make a tar of the same two trees.
+    // The checks build a tar archive of the same two trees.
     assert_eq!(of("COPY"), ["--from=build /tree/root/ /", "--from=build --chown=65532:65532 /tree/state/ /var/lib/"]);
-    assert!(of("RUN").is_empty() && of("ADD").is_empty(), "there is nothing in it to run");
+    assert!(of("RUN").is_empty() && of("ADD").is_empty(), "the image is built only by copying");
     assert_eq!(of("USER"), ["65532:65532"], "by number, which needs no /etc/passwd and proves that it is not root");
     assert_eq!(of("ENTRYPOINT"), ["[\"/exeat\"]"]);
     assert_eq!(of("CMD"), ["[\"serve\"]"]);
     assert_eq!((of("EXPOSE"), of("VOLUME")), (vec!["3128".to_owned()], vec!["/var/lib/exeat".to_owned()]));
     assert!(of("ENV").concat().contains("EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat"));
     let own = compiled("packaging/container.toml");
-    assert_eq!(own.policy.tasks().count(), 0, "it denies everything");
+    assert_eq!(own.policy.tasks().count(), 0, "the default configuration denies everything");
     assert!(own.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback());
 }
 
@@ -70,7 +70,7 @@ fn the_image_is_built_from_named_paths_only() {
 }
 
 #[test]
-fn the_unit_runs_what_there_is_with_no_rights() {
+fn the_unit_runs_the_binary_without_privileges() {
     let unit = shipped("packaging/systemd/exeat.service");
     for line in [
         "ExecStart=/usr/local/bin/exeat serve -c /etc/exeat/exeat.toml",
@@ -98,11 +98,11 @@ fn the_unit_runs_what_there_is_with_no_rights() {
 }
 
 #[test]
-fn the_shipped_configurations_are_valid_and_listen_where_they_say() {
+fn the_shipped_configurations_are_valid_and_listen_as_documented() {
     for (path, proxy_on_loopback, admin_on_loopback) in [
         ("config/sidecar.toml", true, true),
         ("examples/compose/exeat/exeat.toml", false, true),
-        // For the kubelet; the network policy keeps pods out.
+        // The kubelet needs access; the network policy excludes pods.
         ("examples/kubernetes/exeat.toml", false, false),
     ] {
         let config = compiled(path);
@@ -121,7 +121,7 @@ fn the_shipped_configurations_are_valid_and_listen_where_they_say() {
 
 /// The example passes its sandbox the same variables that `exeat env` prints.
 #[test]
-fn the_compose_sandbox_is_told_what_every_client_is_told() {
+fn the_compose_sandbox_has_the_variables_of_exeat_env() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:T\"\n").unwrap();
     let mut command = exeat(dir.path(), &["env", "-c", "e.toml", "--task", "t", "--shell", "json"]);

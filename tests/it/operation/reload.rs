@@ -1,13 +1,13 @@
-//! A new policy reaches the next request, tunnels that are open, and pins that were made.
+//! A new policy applies to the next request, to open tunnels and to existing pins.
 
 use http::Request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::empty;
-use crate::lab::{self, Ground, Reply};
+use crate::lab::{self, LabBuilder, Reply};
 
 #[tokio::test]
-async fn requests_in_an_open_tunnel_are_judged_by_the_new_policy() {
+async fn requests_in_an_open_tunnel_follow_the_new_policy() {
     let (lab, origin) = lab::simple().await;
     let port = origin.port();
     let to = format!("api.test:{port}");
@@ -22,36 +22,36 @@ async fn requests_in_an_open_tunnel_are_judged_by_the_new_policy() {
     Reply::read(h2.send_request(request()).await.unwrap()).await.assert_refused(403, "host_not_allowed");
 
     lab.reload(&format!("{}\n[integrations.none]\nallowed_domains = [\"x.test\"]\n", lab::allow_api(port)));
-    assert_eq!(h2.send_request(request()).await.unwrap().status(), 200, "and back again");
+    assert_eq!(h2.send_request(request()).await.unwrap().status(), 200, "allowed again");
 }
 
 #[tokio::test]
-async fn a_pin_is_judged_again_under_the_new_policy() {
+async fn a_pin_is_checked_again_under_the_new_policy() {
     let (lab, origin) = lab::simple().await;
     let port = origin.port();
     let to = format!("api.test:{port}");
     let mut h2 = lab.h2(&to).await;
     let request = || Request::builder().uri(format!("https://{to}/")).body(empty()).unwrap();
     assert_eq!(h2.send_request(request()).await.unwrap().status(), 200);
-    // The same names, but the loopback is closed again.
+    // The same names, with the loopback closed again.
     let closed = lab::allow_api(port);
     let dir = lab.dir.path();
     std::fs::write(dir.join("closed.toml"), closed.replace("[tasks.t]", "[tasks.t]\ntoken = \"file:token\"")).unwrap();
     let file = exeat::daemon::reload::ConfigFile::new(&dir.join("closed.toml"), dir);
     let _ = lab.daemon.replace_policy(file.load().unwrap_or_else(|problems| panic!("{problems:?}")).policy);
     Reply::read(h2.send_request(request()).await.unwrap()).await.assert_refused(403, "address_not_allowed");
-    assert_eq!(lab.dns.queries("api.test"), 2, "nothing was asked again");
+    assert_eq!(lab.dns.queries("api.test"), 2, "no further query");
 }
 
 #[tokio::test]
-async fn an_opaque_tunnel_that_is_no_longer_allowed_is_closed() {
-    let ground = Ground::new().await;
+async fn a_forbidden_opaque_tunnel_is_closed() {
+    let builder = LabBuilder::new().await;
     let (port, _) = lab::origin::raw("never", b"").await;
-    ground.dns.set("sealed.test", &["127.0.0.1"]);
+    builder.dns.set("sealed.test", &["127.0.0.1"]);
     let text = format!(
         "[integrations.s]\nallowed_domains = [\"sealed.test\"]\nports = [{port}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"s\"]\n"
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let mut stream = lab.tunnel(&format!("sealed.test:{port}")).await;
     let config = lab::client::client_config(rustls::RootCertStore::empty(), &[]);
     let mut client =
@@ -65,7 +65,7 @@ async fn an_opaque_tunnel_that_is_no_longer_allowed_is_closed() {
     lab.reload(&text);
     lab.reload(&text.replace("sealed.test", "other.test"));
     let mut rest = Vec::new();
-    let _ = tokio::time::timeout(lab::PATIENCE, stream.read_to_end(&mut rest)).await.expect("the tunnel is closed");
+    let _ = tokio::time::timeout(lab::TIMEOUT, stream.read_to_end(&mut rest)).await.expect("the tunnel is closed");
     let line = lab.ended(0).await;
     assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("host_not_allowed")));
 }
@@ -82,7 +82,7 @@ async fn draining_lets_a_request_in_flight_finish() {
     let response = response.await.unwrap();
     let lab::Lab { daemon, proxy, .. } = lab;
     let stopped = tokio::spawn(daemon.shutdown());
-    // It no longer accepts.
+    // The daemon no longer accepts connections.
     let start = std::time::Instant::now();
     loop {
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
@@ -90,20 +90,20 @@ async fn draining_lets_a_request_in_flight_finish() {
         if refused {
             break;
         }
-        assert!(start.elapsed() < lab::PATIENCE, "it still accepts");
+        assert!(start.elapsed() < lab::TIMEOUT, "still accepting connections");
     }
     send.send_data("second".into()).await.unwrap();
     drop(send);
     assert_eq!(Reply::read(response).await.text(), "first second");
-    assert!(stopped.await.unwrap(), "nothing had to be broken off");
+    assert!(stopped.await.unwrap(), "no request was aborted");
 }
 
 #[tokio::test]
-async fn what_is_broken_off_at_the_end_of_draining_still_leaves_its_line() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn requests_aborted_at_the_end_of_draining_are_logged() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let to = format!("api.test:{}", origin.port());
-    let lab = ground.proxy(&format!("[proxy]\ndrain_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
+    let lab = builder.proxy(&format!("[proxy]\ndrain_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
     let mut held = Vec::new();
     for path in ["/stall", "/stall-body", "/stall-body"] {
         let mut h2 = lab.h2(&to).await;
@@ -114,22 +114,22 @@ async fn what_is_broken_off_at_the_end_of_draining_still_leaves_its_line() {
         tokio::task::yield_now().await;
     }
     let log = lab.audit_file();
-    assert!(!lab.daemon.shutdown().await, "something had to be broken off");
+    assert!(!lab.daemon.shutdown().await, "a request was aborted");
     let text = std::fs::read_to_string(log).unwrap();
     assert_eq!((text.matches("\"decided\"").count(), text.matches("\"closed\"").count()), (3, 3), "{text}");
 }
 
 #[tokio::test]
-async fn a_request_that_begins_while_draining_is_told_so() {
+async fn a_request_that_begins_while_draining_gets_a_refusal() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
-    // Something in flight keeps the daemon draining.
+    // A request in flight keeps the daemon draining.
     let mut h2 = lab.h2(&to).await;
     let request = Request::builder().uri(format!("https://{to}/stall-body")).body(empty()).unwrap();
     let held = h2.send_request(request).await.unwrap();
     let mut late = lab.connect().await;
     late.write_all(format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\n").as_bytes()).await.unwrap();
-    // The proxy has begun to read it once a request behind it has been answered.
+    // The proxy has begun to read it once a later request has been answered.
     assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
     let breaker = lab.daemon.abort_token();
     let log = lab.audit_file();
@@ -140,14 +140,14 @@ async fn a_request_that_begins_while_draining_is_told_so() {
     let text = lab::client::read_to_end(&mut late).await;
     assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("exeat-refusal: draining\r\n"), "{text}");
     breaker.cancel();
-    assert!(!stopped.await.unwrap(), "the download had to be broken off");
+    assert!(!stopped.await.unwrap(), "the download was aborted");
     assert!(std::fs::read_to_string(log).unwrap().contains("\"code\":\"draining\""));
     drop((held, dir));
 }
 
-/// An answer that goes on and on is no less a way out than a tunnel.
+/// An endless answer is a way out just like a tunnel.
 #[tokio::test]
-async fn what_is_under_way_ends_when_it_is_no_longer_allowed() {
+async fn requests_in_flight_end_when_they_are_no_longer_allowed() {
     let narrowed = |port: u16, more: &str| {
         format!(
             "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n{more}[tasks.t]\nintegrations = [\"api\"]\n"
@@ -170,7 +170,7 @@ async fn what_is_under_way_ends_when_it_is_no_longer_allowed() {
             while origin.seen().len() < 2 || lab.audit().await.len() < 2 {
                 tokio::task::yield_now().await;
             }
-            // As long as it is allowed it goes on.
+            // It continues as long as it is allowed.
             lab.reload(&lab::allow_api(origin.port()));
             assert_eq!(lab.by(way, "GET", &url, &[], "").await.status, 200);
             assert!(!waiting.is_finished() && !streaming.is_finished(), "{way:?} {code}");
@@ -189,7 +189,7 @@ async fn what_is_under_way_ends_when_it_is_no_longer_allowed() {
 
 /// Requests that need a credential after the reload are refused without one.
 #[tokio::test]
-async fn a_credential_that_is_required_from_now_on_is_missed() {
+async fn a_newly_required_credential_is_enforced() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/stall", origin.port());
     let lab = std::sync::Arc::new(lab);

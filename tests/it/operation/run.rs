@@ -6,42 +6,42 @@ use std::process::{Command, Stdio};
 
 use base64::Engine;
 
-use crate::lab::{self, Ground, Origin};
+use crate::lab::{self, LabBuilder, Origin};
 use crate::operation::cli::{exeat, output, text};
 
 const VALUE: &str = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
 
-async fn place() -> (Ground, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn place() -> (LabBuilder, Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let other = "[integrations.other]\nallowed_domains = [\"other.test\"]\n[tasks.t]\nintegrations = [\"other\"]\n";
-    fs::write(ground.dir.path().join("run.toml"), ground.config(other)).unwrap();
-    (ground, origin)
+    fs::write(builder.dir.path().join("run.toml"), builder.config(other)).unwrap();
+    (builder, origin)
 }
 
-/// `exeat run` with the key in `GITHUB_TOKEN`, and once more in another variable.
-fn run(ground: &Ground, flag: &str, command: &[&str]) -> Command {
+/// Returns `exeat run` with the key in `GITHUB_TOKEN` and in another variable.
+fn run(builder: &LabBuilder, flag: &str, command: &[&str]) -> Command {
     let args = [&["run", "-c", "run.toml", "--task", "t", "--credential", flag, "--"], command].concat();
-    let mut command = exeat(ground.dir.path(), &args);
+    let mut command = exeat(builder.dir.path(), &args);
     command.env("GITHUB_TOKEN", VALUE).env("ALSO", format!("https://u:{VALUE}@host/"));
     command
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
-    let (ground, origin) = place().await;
+async fn the_command_gets_a_placeholder_that_the_proxy_replaces() {
+    let (builder, origin) = place().await;
     let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", origin.port());
     // The script prints the command's environment and arguments, then waits for the test.
     let script = "cat /proc/self/environ /proc/$$/cmdline | tr '\\0' '\\n'; echo; echo \"$GITHUB_TOKEN\"; echo \"$HTTPS_PROXY\"; echo end; read x";
-    let mut child = run(&ground, &flag, &["sh", "-c", script, &format!("token={VALUE}")]);
+    let mut child = run(&builder, &flag, &["sh", "-c", script, &format!("token={VALUE}")]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
     assert!(!seen.join("\n").contains(VALUE), "{seen:#?}");
     let (placeholder, proxy) = (&seen[seen.len() - 2], &seen[seen.len() - 1]);
     assert!(placeholder.starts_with("ghp_") && placeholder.len() == VALUE.len(), "{placeholder}");
-    assert!(seen.contains(&format!("token={placeholder}")), "in the arguments, too: {seen:#?}");
-    assert!(seen.contains(&format!("ALSO=https://u:{placeholder}@host/")), "and in other variables: {seen:#?}");
+    assert!(seen.contains(&format!("token={placeholder}")), "replaced in arguments: {seen:#?}");
+    assert!(seen.contains(&format!("ALSO=https://u:{placeholder}@host/")), "replaced in other variables: {seen:#?}");
     let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
     for (host, status) in [(format!("api.test:{}", origin.port()), 200), ("other.test".to_owned(), 403)] {
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
@@ -66,8 +66,8 @@ async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flag_that_cannot_be_meant_is_a_usage_error() {
-    let (ground, _) = place().await;
+async fn an_inconsistent_flag_is_a_usage_error() {
+    let (builder, _) = place().await;
     for (flag, words) in [
         ("GITHUB_TOKEN=bearer", "names no host"),
         ("GITHUB_TOKEN=cookie@api.test", "no known way"),
@@ -76,19 +76,19 @@ async fn a_flag_that_cannot_be_meant_is_a_usage_error() {
         ("GITHUB_TOKEN=basic@api.test", "user:password"),
         ("GITHUB_TOKEN=header:Host@api.test", "cannot carry a credential"),
     ] {
-        let output = output(run(&ground, flag, &["true"])).await;
+        let output = output(run(&builder, flag, &["true"])).await;
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{flag}: {said}");
         assert!(said.contains(words) && !said.contains(VALUE), "{flag}: {said}");
     }
 }
 
-/// The vault of the configuration is read, although everything else of the run has a place of its own.
+/// The vault of the configuration is used, although the run has a state directory of its own for everything else.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_of_the_file_brings_its_credentials_along() {
-    let (ground, origin) = place().await;
-    let dir = ground.dir.path();
-    let text = ground.config(&format!(
+async fn a_task_of_the_file_keeps_its_credentials() {
+    let (builder, origin) = place().await;
+    let dir = builder.dir.path();
+    let text = builder.config(&format!(
         "state_dir = \"own-state\"\n{}credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n[ledger]\nstore = \"redis://127.0.0.1:1\"\n",
         lab::allow_api(origin.port())
     ));
@@ -113,19 +113,19 @@ async fn a_task_of_the_file_brings_its_credentials_along() {
     drop(child.stdin.take());
     assert!(child.wait().unwrap().code().is_some());
     let after: Vec<_> = fs::read_dir(dir.join("own-state")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(before.len(), after.len(), "the run leaves nothing there: {after:?}");
+    assert_eq!(before.len(), after.len(), "the run leaves no files: {after:?}");
 }
 
-/// A key of the file that the caller happens to have in a variable, too; one that is missing.
+/// A key of the file that is also in a variable of the caller, and a key without a value.
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_of_the_task_do_not_stand_in_the_commands_environment() {
-    let (ground, _) = place().await;
-    let dir = ground.dir.path();
+async fn the_tasks_keys_are_not_in_the_commands_environment() {
+    let (builder, _) = place().await;
+    let dir = builder.dir.path();
     let text = "[integrations.api]\nallowed_domains = [\"api.test\"]\n\
                 [credentials.K]\nauth_type = \"bearer\"\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n\
                 [credentials.GONE]\nauth_type = \"bearer\"\nvalue = \"secret:GONE\"\ndomains = [\"api.test\"]\n\
                 [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"K\", \"GONE\"]\n";
-    fs::write(dir.join("e.toml"), ground.config(text)).unwrap();
+    fs::write(dir.join("e.toml"), builder.config(text)).unwrap();
     fs::write(dir.join("key"), VALUE).unwrap();
     let mut command = exeat(dir, &["run", "-c", "e.toml", "--task", "t", "--", "env"]);
     command.env("SAME", VALUE);
@@ -142,7 +142,7 @@ async fn the_command_cannot_read_the_environment_of_its_parent() {
     use std::os::unix::process::CommandExt;
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // As another user than root, who may read everything, and with a program that this user can run.
+    // As a user other than root, who may read everything, and with a program that this user can run.
     let program = dir.join("exeat");
     fs::copy(env!("CARGO_BIN_EXE_exeat"), &program).unwrap();
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
@@ -160,7 +160,7 @@ async fn the_command_cannot_read_the_environment_of_its_parent() {
 }
 
 #[tokio::test]
-async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
+async fn explain_names_credentials_and_places_but_no_values() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let config = "[integrations.a]\nallowed_domains = [\"a.example\", \"b.example\"]\n\
@@ -198,11 +198,11 @@ async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
     assert_eq!(explain(&["--tool", "shell", "https://a.example/"]).0, Some(2));
 }
 
-/// Variables that hold the key and mean something to us.
+/// Variables that hold the key and that exeat itself interprets.
 #[tokio::test(flavor = "multi_thread")]
-async fn hiding_the_key_brings_back_nothing_that_was_taken_away() {
-    let (ground, _) = place().await;
-    let mut command = run(&ground, "GITHUB_TOKEN=bearer@api.test", &["env"]);
+async fn hiding_the_key_restores_no_removed_variable() {
+    let (builder, _) = place().await;
+    let mut command = run(&builder, "GITHUB_TOKEN=bearer@api.test", &["env"]);
     command.env("HTTPS_PROXY", format!("http://u:{VALUE}@corp.example:3128")).env("NO_PROXY", VALUE);
     command.env("PIP_PROXY", "http://corp.example:3128").env("npm_config_https_proxy", "http://corp.example:3128");
     command.env("EXEAT_ADMIN_TOKEN", format!("x-{VALUE}"));
@@ -213,16 +213,16 @@ async fn hiding_the_key_brings_back_nothing_that_was_taken_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_is_lent_to_several_hosts_and_in_place_of_the_tasks_own() {
-    let (ground, _) = place().await;
+async fn a_key_applies_to_several_hosts_and_replaces_the_tasks_own() {
+    let (builder, _) = place().await;
     let own = "[integrations.other]\nallowed_domains = [\"other.test\"]\n[credentials.GITHUB_TOKEN]\nauth_type = \"bearer\"\n\
                value = \"env:GITHUB_TOKEN\"\ndomains = [\"other.test\"]\n\
                [tasks.t]\nintegrations = [\"other\"]\ncredentials = [\"GITHUB_TOKEN\"]\n";
-    fs::write(ground.dir.path().join("run.toml"), ground.config(own)).unwrap();
+    fs::write(builder.dir.path().join("run.toml"), builder.config(own)).unwrap();
     let run = async |flags: &[&str]| {
         let flags = flags.iter().flat_map(|flag| ["--credential", flag]);
         let args = ["run", "-c", "run.toml", "--task", "t"].into_iter().chain(flags).chain(["--", "true"]);
-        let mut command = exeat(ground.dir.path(), &args.collect::<Vec<_>>());
+        let mut command = exeat(builder.dir.path(), &args.collect::<Vec<_>>());
         command.env("GITHUB_TOKEN", VALUE);
         let output = output(command).await;
         (output.status.code(), text(&output.stderr))
@@ -237,7 +237,7 @@ async fn a_key_is_lent_to_several_hosts_and_in_place_of_the_tasks_own() {
 
 /// Walks up the ancestors of the command and prints the environment of each that is an exeat process, then every file
 /// that holds a private key in the directories that the command can find.
-const LOOK_AROUND: &str = r#"
+const SEARCH_SCRIPT: &str = r#"
 pid=$PPID
 while [ "$pid" -gt 1 ]; do
   case "$(tr '\0' ' ' < /proc/$pid/cmdline)" in
@@ -250,12 +250,12 @@ echo "certificate $(grep -c 'BEGIN CERTIFICATE' "$NODE_EXTRA_CA_CERTS")"
 echo end
 "#;
 
-fn looking_around(dir: &std::path::Path, flags: &[&str]) -> Command {
+fn run_search(dir: &std::path::Path, flags: &[&str]) -> Command {
     let tmp = dir.join("tmp");
     fs::create_dir_all(&tmp).unwrap();
     fs::write(dir.join("run.toml"), "[admin]\ntoken = \"env:FROM_THE_FILE\"\n").unwrap();
     let args = [&["run", "-q", "-c", "run.toml", "--credential", "KEY=bearer@api.test"], flags, &["--"]].concat();
-    let mut command = exeat(dir, &[args, vec!["sh", "-c", LOOK_AROUND]].concat());
+    let mut command = exeat(dir, &[args, vec!["sh", "-c", SEARCH_SCRIPT]].concat());
     command.env("KEY", VALUE).env("ALSO", format!("https://u:{VALUE}@host/")).env("RUST_ALSO", VALUE);
     command.env("FROM_THE_FILE", "another-secret-of-the-file").env("EXEAT_ADMIN_TOKEN", "a-token-of-24-bytes-or-more");
     command.env("TMPDIR", tmp);
@@ -269,11 +269,11 @@ fn assert_nothing_found(output: &std::process::Output) {
     assert!(!out.contains("a key lies there") && !out.contains("memfd"), "{out}");
 }
 
-/// Root may read every process's environment, so nothing may stand there.
+/// Root can read every process's environment, so no environment may contain a key.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_key_is_in_the_environment_of_an_ancestor_or_in_a_file() {
     let dir = tempfile::tempdir().unwrap();
-    let output = output(looking_around(dir.path(), &[])).await;
+    let output = output(run_search(dir.path(), &[])).await;
     assert!(text(&output.stdout).contains("exeat "), "{}", text(&output.stdout));
     assert_nothing_found(&output);
 }
@@ -282,10 +282,10 @@ async fn no_key_is_in_the_environment_of_an_ancestor_or_in_a_file() {
 #[ignore = "needs user namespaces"]
 async fn no_key_is_in_the_environment_of_an_isolating_ancestor_or_in_a_file() {
     let dir = tempfile::tempdir().unwrap();
-    assert_nothing_found(&output(looking_around(dir.path(), &["--isolate"])).await);
+    assert_nothing_found(&output(run_search(dir.path(), &["--isolate"])).await);
 }
 
-/// The handed-over environment is all there for the command, however large and odd.
+/// The command gets the complete environment, however large and unusual.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_gets_the_rest_of_its_environment_unchanged() {
     let dir = tempfile::tempdir().unwrap();
@@ -299,6 +299,6 @@ async fn the_command_gets_the_rest_of_its_environment_unchanged() {
     for wanted in [format!("|LARGE={large}|"), "|LINES_OF=a\nb=c\n|".to_owned(), "|EMPTY=|".to_owned()] {
         assert!(out.contains(&wanted), "{wanted:.20}: {out:.400}");
     }
-    assert!(output.stdout.windows(9).any(|window| window == b"|BYTES=\xff\xfe"), "bytes that are no text");
+    assert!(output.stdout.windows(9).any(|window| window == b"|BYTES=\xff\xfe"), "bytes that are not UTF-8");
     assert!(!out.contains("EXEAT_"), "{out:.400}");
 }

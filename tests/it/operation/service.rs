@@ -1,4 +1,4 @@
-//! The daemon as a service: sockets from outside, word to the manager, confinement, and floods.
+//! The daemon as a service: inherited sockets, notifications, confinement, and floods.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,16 +14,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::lab::client::{auth, read_head};
-use crate::lab::{self, Ground, Origin, PATIENCE};
+use crate::lab::{self, LabBuilder, Origin, TIMEOUT};
 use crate::operation::cli::{Served, exeat, output, text};
 
-async fn place(text: &str) -> (Ground, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+async fn place(text: &str) -> (LabBuilder, Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let admin = if text.contains("[admin]") { "" } else { "[admin]\nlisten = \"127.0.0.1:0\"\n" };
-    let config = ground.config(&format!("{admin}{text}{}", lab::allow_api(origin.port())));
-    fs::write(ground.dir.path().join("e.toml"), config).unwrap();
-    (ground, origin)
+    let config = builder.config(&format!("{admin}{text}{}", lab::allow_api(origin.port())));
+    fs::write(builder.dir.path().join("e.toml"), config).unwrap();
+    (builder, origin)
 }
 
 #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
@@ -31,11 +31,11 @@ async fn connect(served: &Served) -> TcpStream {
     TcpStream::connect(served.proxy()).await.unwrap()
 }
 
-/// As systemd does it: descriptors from 3 on, and variables that say so.
+/// As systemd does it: descriptors from 3 on, and variables that announce them.
 #[tokio::test(flavor = "multi_thread")]
-async fn sockets_that_somebody_else_opened_are_used() {
-    let (ground, origin) = place("[proxy]\nlisten = [\"127.0.0.1:1\"]\n[admin]\nlisten = \"127.0.0.1:2\"\n").await;
-    let dir = ground.dir.path();
+async fn inherited_sockets_are_used() {
+    let (builder, origin) = place("[proxy]\nlisten = [\"127.0.0.1:1\"]\n[admin]\nlisten = \"127.0.0.1:2\"\n").await;
+    let dir = builder.dir.path();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
     let admin = std::os::unix::net::UnixListener::bind(dir.join("admin.sock")).unwrap();
@@ -55,7 +55,7 @@ async fn sockets_that_somebody_else_opened_are_used() {
         answer.starts_with("HTTP/1.1 200") && answer.contains("\"api.test\""),
         "our own user needs no token: {answer}"
     );
-    // A socket that is none refuses the start.
+    // A descriptor that is not a socket makes the start fail.
     command.args(["serve", "-c", "e.toml"]);
     let mut odd = Command::new("sh");
     odd.args(["-c", "exec 3</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve -c e.toml"]);
@@ -66,11 +66,11 @@ async fn sockets_that_somebody_else_opened_are_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_service_manager_is_told() {
-    let (ground, _origin) = place("").await;
-    let dir = ground.dir.path();
+async fn the_service_manager_is_notified() {
+    let (builder, _origin) = place("").await;
+    let dir = builder.dir.path();
     let manager = UnixDatagram::bind(dir.join("notify.sock")).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
     let heard = || {
         let mut words = [0; 4096];
         let n = manager.recv(&mut words).unwrap();
@@ -97,10 +97,10 @@ async fn the_service_manager_is_told() {
 
 /// The confinement as reported by the kernel, and the files that a reload can read.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_daemon_is_confined_unless_told_otherwise() {
+async fn the_daemon_is_confined_by_default() {
     for confined in [true, false] {
-        let (ground, _origin) = place("").await;
-        let dir = ground.dir.path();
+        let (builder, _origin) = place("").await;
+        let dir = builder.dir.path();
         let elsewhere = tempfile::tempdir().unwrap();
         fs::write(elsewhere.path().join("token"), "another-token-of-24-bytes").unwrap();
         let flags: &[&str] = if confined { &[] } else { &["--no-confine"] };
@@ -108,7 +108,7 @@ async fn the_daemon_is_confined_unless_told_otherwise() {
         let status = fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
         assert_eq!(status.contains("Seccomp:\t2"), confined, "{status}");
         assert_eq!(status.contains("NoNewPrivs:\t1"), confined, "{status}");
-        let said = served.said();
+        let said = served.stderr();
         assert_eq!(said.contains("\"seccomp\":\"on\""), confined, "{said}");
         if said.contains("\"landlock\":\"off (this kernel has none)\"") {
             continue;
@@ -120,18 +120,19 @@ async fn the_daemon_is_confined_unless_told_otherwise() {
         served.signal(Signal::HUP);
         let want = if confined { "the old policy stays in force" } else { "a new policy is in force" };
         let start = Instant::now();
-        while !served.said().contains(want) {
-            assert!(start.elapsed() < PATIENCE, "{}", served.said());
+        while !served.stderr().contains(want) {
+            assert!(start.elapsed() < TIMEOUT, "{}", served.stderr());
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Certificates often are links, as those of the usual ACME clients; so are configurations that are deployed whole.
+/// Certificates are often symbolic links, as are those of common ACME clients; so are configurations that are deployed
+/// as a whole.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_confined_daemon_reads_behind_links() {
-    let (ground, _origin) = place("[proxy]\ntls = { cert = \"../live/cert.pem\", key = \"../live/key.pem\" }\n").await;
-    let dir = ground.dir.path();
+async fn a_confined_daemon_follows_symbolic_links() {
+    let (builder, _origin) = place("[proxy]\ntls = { cert = \"../live/cert.pem\", key = \"../live/key.pem\" }\n").await;
+    let dir = builder.dir.path();
     for folder in ["live", "archive", "current", "release"] {
         fs::create_dir(dir.join(folder)).unwrap();
     }
@@ -148,22 +149,22 @@ async fn a_confined_daemon_reads_behind_links() {
     fs::write(dir.join("release/e.toml"), &config).unwrap();
     std::os::unix::fs::symlink(dir.join("release/e.toml"), dir.join("current/e.toml")).unwrap();
     let served = Served::start(exeat(dir, &["serve", "-c", "current/e.toml"]));
-    assert!(served.ready.contains("ready; proxy on"), "{}{}", served.said(), served.ready);
+    assert!(served.ready.contains("ready; proxy on"), "{}{}", served.stderr(), served.ready);
     fs::write(dir.join("release/e.toml"), format!("{config}\n[tasks.other]\n")).unwrap();
     served.signal(Signal::HUP);
     let start = Instant::now();
-    while !served.said().contains("a new policy is in force") {
-        assert!(start.elapsed() < PATIENCE, "{}", served.said());
+    while !served.stderr().contains("a new policy is in force") {
+        assert!(start.elapsed() < TIMEOUT, "{}", served.stderr());
         tokio::task::yield_now().await;
     }
 }
 
-/// Told to stop in the middle of it all, the daemon finishes what it has begun: whatever reached the origin is
-/// answered whole.
+/// A daemon that is told to stop under load finishes the requests that it has begun: each request that reached the
+/// origin is answered completely.
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_under_load_loses_no_request_in_flight() {
-    let (ground, origin) = place("").await;
-    let mut served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
+    let (builder, origin) = place("").await;
+    let mut served = Served::start(exeat(builder.dir.path(), &["serve", "-c", "e.toml"]));
     let host = format!("api.test:{}", origin.port());
     let ask = format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
     let workers: Vec<_> = (0..16)
@@ -171,7 +172,7 @@ async fn stopping_under_load_loses_no_request_in_flight() {
             let (proxy, ask) = (served.proxy(), ask.clone());
             tokio::spawn(async move {
                 let mut whole = 0;
-                // Until nobody listens any more.
+                // Until nothing listens any more.
                 #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
                 while let Ok(mut stream) = TcpStream::connect(&proxy).await {
                     for _ in 0..10 {
@@ -206,13 +207,13 @@ async fn stopping_under_load_loses_no_request_in_flight() {
     for worker in workers {
         whole += worker.await.unwrap();
     }
-    assert!(served.ended(), "{}", served.said());
+    assert!(served.ended(), "{}", served.stderr());
     assert_eq!(whole, origin.seen().len());
 }
 
-/// A daemon that may have so many descriptors.
-fn limited(ground: &Ground, descriptors: usize) -> Served {
-    let dir = ground.dir.path();
+/// Starts a daemon with this limit on descriptors.
+fn start_with_descriptor_limit(builder: &LabBuilder, descriptors: usize) -> Served {
+    let dir = builder.dir.path();
     let command = exeat(dir, &["serve", "-c", "e.toml"]);
     let mut shell = Command::new("sh");
     let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
@@ -221,13 +222,17 @@ fn limited(ground: &Ground, descriptors: usize) -> Served {
     Served::start(shell)
 }
 
-/// However many strangers there are, there is a descriptor for whoever is there, for a new caller, for the operator and
-/// for the log.
+/// However many unidentified connections exist, descriptors are left for existing callers, for a new caller, for the
+/// operator and for the log.
 #[tokio::test(flavor = "multi_thread")]
 async fn descriptors_are_kept_for_callers_the_operator_and_the_log() {
-    let (ground, origin) = place("").await;
-    let served = limited(&ground, 48);
-    assert!(served.said().contains("proxy.max_connections needs a higher limit of open files"), "{}", served.said());
+    let (builder, origin) = place("").await;
+    let served = start_with_descriptor_limit(&builder, 48);
+    assert!(
+        served.stderr().contains("proxy.max_connections needs a higher limit of open files"),
+        "{}",
+        served.stderr()
+    );
     let url = format!("https://evil.test:{}/", origin.port());
     let ask =
         format!("GET {url} HTTP/1.1\r\nHost: evil.test:{}\r\nProxy-Authorization: {}\r\n\r\n", origin.port(), auth());
@@ -251,23 +256,23 @@ async fn descriptors_are_kept_for_callers_the_operator_and_the_log() {
         }
         assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     }
-    assert!(!served.said().contains("cannot accept connections"), "{}", served.said());
+    assert!(!served.stderr().contains("cannot accept connections"), "{}", served.stderr());
     drop(idle);
 }
 
-/// One execution that asks for ever more origins has its part of the descriptors, and the others have theirs.
+/// One execution that connects to more and more origins is limited to its share of the descriptors.
 #[tokio::test(flavor = "multi_thread")]
-async fn sockets_to_origins_are_shared_by_executions() {
-    let (ground, origin) = place("[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n").await;
-    fs::write(ground.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
-    let served = limited(&ground, 256);
+async fn sockets_to_origins_are_divided_between_executions() {
+    let (builder, origin) = place("[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n").await;
+    fs::write(builder.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
+    let served = start_with_descriptor_limit(&builder, 256);
     let ask = |path: &str, fields: &str| {
         let to = format!("api.test:{}", origin.port());
         format!("GET https://{to}{path} HTTP/1.1\r\nHost: {to}\r\nExeat-Nothing: x\r\n{fields}\r\n")
     };
     let own = format!("Proxy-Authorization: {}\r\n", auth());
     let mut stalled = Vec::new();
-    // Upgrades share no connection.
+    // Upgrades do not share a connection.
     let upgrade = "Upgrade: websocket\r\nConnection: upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     for _ in 0..16 {
         let mut stream = connect(&served).await;
@@ -276,7 +281,7 @@ async fn sockets_to_origins_are_shared_by_executions() {
     }
     let start = Instant::now();
     while origin.seen().len() < 16 {
-        assert!(start.elapsed() < PATIENCE, "{}", origin.seen().len());
+        assert!(start.elapsed() < TIMEOUT, "{}", origin.seen().len());
         tokio::task::yield_now().await;
     }
     let mut more = connect(&served).await;
@@ -291,20 +296,20 @@ async fn sockets_to_origins_are_shared_by_executions() {
     drop(stalled);
     let start = Instant::now();
     while served.get(&format!("https://api.test:{}/", origin.port())).await.status != 200 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
 }
 
-/// Ten thousand more than there is room for: each is told or closed, and nobody inside notices.
+/// Ten thousand connections over the limit: each is answered or closed, and existing callers are not affected.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "opens ten thousand connections"]
-async fn idle_connections_beyond_the_limit_harm_nobody() {
+async fn idle_connections_over_the_limit_do_not_affect_others() {
     const ROOM: usize = 200;
     // One caller alone does not get the last quarter.
     let other = "[tasks.u]\ntoken = \"file:other\"\nintegrations = [\"api\"]\n";
-    let (ground, origin) = place(&format!("[proxy]\nmax_connections = {ROOM}\n{other}")).await;
-    fs::write(ground.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
-    let served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
+    let (builder, origin) = place(&format!("[proxy]\nmax_connections = {ROOM}\n{other}")).await;
+    fs::write(builder.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
+    let served = Served::start(exeat(builder.dir.path(), &["serve", "-c", "e.toml"]));
     let url = format!("https://api.test:{}/", origin.port());
     let asked_by = |auth: &str| {
         format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {auth}\r\n\r\n", origin.port())
@@ -335,8 +340,8 @@ async fn idle_connections_beyond_the_limit_harm_nobody() {
     }
     for mut stream in idle {
         let mut words = Vec::new();
-        // A reset is as good a close as any.
-        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut words)).await.expect("closed");
+        // A reset counts as a close.
+        let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut words)).await.expect("closed");
         if words.is_empty() {
             closed += 1;
         } else {
@@ -349,6 +354,6 @@ async fn idle_connections_beyond_the_limit_harm_nobody() {
     drop(inside);
     let start = Instant::now();
     while served.get(&url).await.status != 200 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
 }

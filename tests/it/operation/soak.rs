@@ -1,4 +1,4 @@
-//! Load of every kind for as long as one likes: nothing may be left behind.
+//! Mixed load for a configurable time: no resources may be left behind.
 
 use std::fs;
 use std::sync::Arc;
@@ -25,20 +25,20 @@ use tokio_tungstenite::client_async;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::http::websocket;
-use crate::lab::Ground;
+use crate::lab::LabBuilder;
 use crate::lab::client::{auth, client_config, read_head};
 use crate::operation::cli::{Served, exeat};
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// Workers at a time.
+/// The number of concurrent workers.
 const WORKERS: u64 = 24;
 const MIB: usize = 1 << 20;
 
-/// An origin that keeps nothing: it answers, drips, stalls and dies by path.
-async fn origin(ground: &Ground) -> u16 {
-    ground.dns.set("api.test", &["127.0.0.1"]);
-    let acceptor = TlsAcceptor::from(ground.server_config("api.test"));
+/// Starts an origin that keeps nothing. By path it answers, drips, stalls or disconnects.
+async fn origin(builder: &LabBuilder) -> u16 {
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let acceptor = TlsAcceptor::from(builder.server_config("api.test"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -128,7 +128,7 @@ impl Load {
         TlsConnector::from(Arc::new(config)).connect("api.test".try_into().unwrap(), stream).await.ok()
     }
 
-    /// A request on a tunnel of its own; the size of what came back, if all of it came.
+    /// Sends a request in a new tunnel. Returns the status and the size of the answer if it is complete.
     async fn ask(&self, h2: bool, path: &str, body: Bytes) -> Option<(u16, usize)> {
         let method = if body.is_empty() { "GET" } else { "PUT" };
         let host = format!("api.test:{}", self.port);
@@ -157,7 +157,7 @@ impl Load {
         Some((status, size))
     }
 
-    /// Many at once on one h2 connection.
+    /// Sends many requests at once on one h2 connection.
     async fn many(&self) -> Option<()> {
         let io = TokioIo::new(self.tunnel(self.port, "h2").await?);
         let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.ok()?;
@@ -199,8 +199,8 @@ impl Load {
         Some(words)
     }
 
-    /// One thing of many; false if it went otherwise than it should.
-    async fn act(&self, dice: u64) -> Result<(), String> {
+    /// Performs one of many actions. Returns an error if the result is not the expected one.
+    async fn perform(&self, dice: u64) -> Result<(), String> {
         let h2 = dice & 64 != 0;
         let host = format!("api.test:{}", self.port);
         let absolute = |method: &str, host: &str, path: &str, more: &str| {
@@ -220,7 +220,7 @@ impl Load {
             4 => want("events", self.ask(h2, "/events", Bytes::new()).await, 200, 640),
             5 => self.many().await.ok_or("many".to_owned()),
             6 => self.chat(true).await.ok_or("chat".to_owned()),
-            // From here on somebody breaks off; whatever comes of it is fine but for an answer that looks whole.
+            // From here on one side aborts. Any result is acceptable except an answer that looks complete.
             7 => {
                 let _ = self.chat(false).await;
                 Ok(())
@@ -260,7 +260,7 @@ impl Load {
                 words => Err(format!("malformed: {words:?}")),
             },
             _ => {
-                // Two on one connection, the second behind the first.
+                // Two requests on one connection, pipelined.
                 let both = absolute("GET", &host, "/", "") + &absolute("GET", &host, "/", "Connection: close\r\n");
                 let words = self.raw(&both, usize::MAX).await.unwrap_or_default();
                 let words = String::from_utf8_lossy(&words).into_owned();
@@ -272,9 +272,9 @@ impl Load {
     async fn work(self: Arc<Self>, seed: u64) {
         let mut dice = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         while !self.over.load(Ordering::Relaxed) {
-            // Knuth's MMIX generator: which worker does what should be the same in each run.
+            // Knuth's MMIX generator, so that the workers' actions are the same in each run.
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let acted = timeout(Duration::from_secs(60), self.act(dice >> 8)).await;
+            let acted = timeout(Duration::from_secs(60), self.perform(dice >> 8)).await;
             self.done.fetch_add(1, Ordering::Relaxed);
             sleep(self.pause).await;
             if let Err(what) = acted.unwrap_or_else(|_| Err(format!("action {} took a minute", (dice >> 8) % 16))) {
@@ -284,8 +284,8 @@ impl Load {
     }
 }
 
-/// A line of `/proc/PID/status`, and how many descriptors are open.
-fn footprint(served: &Served) -> (u64, usize) {
+/// Returns the memory in `/proc/PID/status`, and the number of open descriptors.
+fn resource_usage(served: &Served) -> (u64, usize) {
     let pid = served.child.id();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let resident = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
@@ -293,19 +293,19 @@ fn footprint(served: &Served) -> (u64, usize) {
     (kilobytes, fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
 }
 
-/// `EXEAT_SOAK_SECONDS` says how long, a minute by itself; `EXEAT_SOAK_PAUSE_MS` how long each worker rests
-/// between two things, not at all by itself.
+/// `EXEAT_SOAK_SECONDS` sets the duration (default 60 s); `EXEAT_SOAK_PAUSE_MS` sets the pause of each worker between
+/// two actions (default 0).
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes a minute, or as long as one likes"]
-async fn a_mixed_load_leaves_nothing_behind() {
+#[ignore = "takes a minute, or EXEAT_SOAK_SECONDS"]
+async fn a_mixed_load_leaves_no_resources_behind() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let (seconds, pause) = (variable("EXEAT_SOAK_SECONDS").unwrap_or(60), variable("EXEAT_SOAK_PAUSE_MS").unwrap_or(0));
-    let ground = Ground::new().await;
-    let port = origin(&ground).await;
-    let chat = websocket::Echo::start(&ground, Some(&["http/1.1"])).await;
-    let dir = ground.dir.path().to_owned();
+    let builder = LabBuilder::new().await;
+    let port = origin(&builder).await;
+    let chat = websocket::Echo::start(&builder, Some(&["http/1.1"])).await;
+    let dir = builder.dir.path().to_owned();
     let config = |n: u64| {
-        ground.config(&format!(
+        builder.config(&format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[plans.p.raw]\nidle_timeout = \"2s\"\nresponse_header_timeout = \"2s\"\n\
              [integrations.n{n}]\nallowed_domains = [\"n{n}.test\"]\n\
              [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}, {}]\n\
@@ -327,7 +327,7 @@ async fn a_mixed_load_leaves_nothing_behind() {
         done: AtomicU64::new(0),
         odd: std::sync::Mutex::default(),
     });
-    let idle = footprint(&served);
+    let idle = resource_usage(&served);
     let workers: Vec<_> = (1..=WORKERS).map(|seed| tokio::spawn(load.clone().work(seed))).collect();
     let start = Instant::now();
     let mut prints = Vec::new();
@@ -337,7 +337,7 @@ async fn a_mixed_load_leaves_nothing_behind() {
         reloads += 1;
         fs::write(dir.join("e.toml"), config(reloads)).unwrap();
         served.signal(Signal::HUP);
-        let (kilobytes, descriptors) = footprint(&served);
+        let (kilobytes, descriptors) = resource_usage(&served);
         println!(
             "{:>5} s: {kilobytes} kB, {descriptors} descriptors, {} done",
             start.elapsed().as_secs(),
@@ -355,18 +355,18 @@ async fn a_mixed_load_leaves_nothing_behind() {
     assert!(odd.is_empty());
     // Idle connections to origins close after half a minute.
     let waited = Instant::now();
-    while footprint(&served).1 > idle.1 + 2 {
+    while resource_usage(&served).1 > idle.1 + 2 {
         assert!(
             waited.elapsed() < Duration::from_secs(90),
             "{} descriptors, {} at first",
-            footprint(&served).1,
+            resource_usage(&served).1,
             idle.1
         );
         sleep(Duration::from_secs(1)).await;
     }
     served.signal(Signal::HUP);
     sleep(Duration::from_secs(1)).await;
-    let said = served.said();
+    let said = served.stderr();
     let tasks: Vec<u64> = said
         .split("\"running\":")
         .skip(1)
@@ -374,12 +374,12 @@ async fn a_mixed_load_leaves_nothing_behind() {
         .collect();
     println!(
         "idle: {idle:?} before, {:?} after; tasks at reloads {:?} … {:?}",
-        footprint(&served),
+        resource_usage(&served),
         &tasks[..1],
         &tasks[tasks.len() - 1..]
     );
     assert!(tasks.last().unwrap() < &30, "{tasks:?}");
-    // The second half needs no more than the first, give or take what an allocator keeps.
+    // The second half needs no more than the first, apart from memory that an allocator keeps.
     let (first, second) = prints.split_at(prints.len() / 2);
     let most = |prints: &[u64]| prints.iter().max().copied().unwrap_or_default();
     assert!(most(second) < most(first) + most(first) / 5 + 8_000, "{prints:?}");

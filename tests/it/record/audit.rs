@@ -1,4 +1,4 @@
-//! Decisions are logged before anything is sent; a log that cannot be written stops everything.
+//! Decisions are logged before anything is sent. If the log cannot be written, all requests are refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +11,11 @@ use futures_util::future::join_all;
 use http::Request;
 use serde_json::Value;
 
-use crate::lab::{self, Ground, Lab, PATIENCE, Reply};
+use crate::lab::{self, Lab, LabBuilder, Reply, TIMEOUT};
 use crate::operation::cli::{Served, exeat};
 
 #[tokio::test]
-async fn decided_stands_in_the_log_before_the_origin_is_dialled() {
+async fn a_decision_is_logged_before_the_origin_is_dialled() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/stall", origin.port());
     let request = lab.absolute("GET", &url).body(lab::client::empty()).unwrap();
@@ -24,13 +24,13 @@ async fn decided_stands_in_the_log_before_the_origin_is_dialled() {
     while origin.connections() == 0 {
         tokio::task::yield_now().await;
     }
-    // Nothing was flushed: the file itself must have it by now.
+    // The test does not flush: the file itself must already contain the line.
     let text = fs::read_to_string(lab.audit_file()).unwrap();
     assert!(text.contains("\"event\":\"decided\""), "{text}");
 }
 
 #[tokio::test]
-async fn the_chain_of_a_real_run_is_whole() {
+async fn the_chain_of_a_real_run_verifies() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/", origin.port());
     for _ in 0..20 {
@@ -44,14 +44,14 @@ async fn the_chain_of_a_real_run_is_whole() {
     assert_eq!((report.finding, report.lines), (Finding::Whole, 1 + 20 * 2 + 20));
 }
 
-/// The log goes to a pipe that nobody reads any more.
+/// The log is written to a pipe whose reader has gone.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_refuses_every_request() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let dir = ground.dir.path();
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let dir = builder.dir.path();
     let text = format!("[audit]\npath = \"-\"\n[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port()));
-    fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
     let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
     command.stdout(std::process::Stdio::piped());
     let mut served = Served::start(command);
@@ -72,20 +72,20 @@ async fn a_log_that_cannot_be_written_refuses_every_request() {
             refused += 1;
         }
     }
-    // The line that closed the first exchange may still have gone into the pipe's buffer.
+    // The line that closed the first exchange may still fit into the pipe's buffer.
     assert!(refused >= 4, "{refused}");
     assert_eq!(origin.seen().len(), 6 - refused, "no refused request reached the origin");
     let verify = exeat(dir, &["audit", "verify", "-c", "e.toml"]).output().unwrap();
     assert_eq!(verify.status.code(), Some(1), "standard output cannot be read back without a file");
 }
 
-/// Standard output goes on from where the last start ended.
+/// The chain on standard output continues from the end of the previous start.
 #[tokio::test]
 async fn a_log_on_standard_output_is_one_chain_over_several_starts() {
-    let ground = Ground::new().await;
-    let dir = ground.dir.path();
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
     let text = "[audit]\npath = \"-\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[tasks.t]\n";
-    fs::write(dir.join("e.toml"), ground.config(text)).unwrap();
+    fs::write(dir.join("e.toml"), builder.config(text)).unwrap();
     for _ in 0..3 {
         let log = fs::OpenOptions::new().append(true).create(true).open(dir.join("out.jsonl")).unwrap();
         let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
@@ -109,14 +109,15 @@ async fn hostile_text_cannot_forge_lines() {
     let text = lab.raw("GET https://evil\".test/ HTTP/1.1\r\nHost: x\r\n{auth}\r\n").await;
     assert!(text.starts_with("HTTP/1.1 400"), "{text}");
     lab.ended(1).await;
-    // Every line is JSON, one object each; `audit` would have panicked otherwise.
+    // Every line is one JSON object; `audit` would have panicked otherwise.
     for line in lab.audit().await {
         assert!(line.is_object() && line.to_string().len() < 4000, "{line}");
     }
 }
 
-/// Requests one behind the other on connections that stay open: each with its URL, its password and the status that it gets.
-async fn hammer(lab: &Lab, connections: usize, each: usize, rows: &[(&str, Option<String>, u16)]) {
+/// Sends requests one after the other on connections that stay open, each row with its URL, its password and the
+/// expected status.
+async fn send_repeatedly(lab: &Lab, connections: usize, each: usize, rows: &[(&str, Option<String>, u16)]) {
     join_all((0..connections).map(|_| async {
         let io = hyper_util::rt::TokioIo::new(lab.connect().await);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
@@ -129,16 +130,15 @@ async fn hammer(lab: &Lab, connections: usize, each: usize, rows: &[(&str, Optio
             }
             let request = request.body(lab::client::empty()).unwrap();
             sender.ready().await.expect("the connection stays");
-            let answer =
-                tokio::time::timeout(PATIENCE, sender.send_request(request)).await.expect("an answer").unwrap();
+            let answer = tokio::time::timeout(TIMEOUT, sender.send_request(request)).await.expect("an answer").unwrap();
             assert_eq!(Reply::read(answer).await.status.as_u16(), *status);
         }
     }))
     .await;
 }
 
-/// How many lines refusals have of their own, and the lines that count the others.
-fn told(lines: &[Value], of: impl Fn(&Value) -> bool) -> (usize, Vec<&Value>) {
+/// Returns the number of refusals with lines of their own, and the lines that count the others.
+fn refusal_lines(lines: &[Value], of: impl Fn(&Value) -> bool) -> (usize, Vec<&Value>) {
     let refused = lines.iter().filter(|line| line["event"] == "refused" && of(line));
     let (counting, single): (Vec<_>, Vec<_>) = refused.partition(|line| line.get("count").is_some());
     (single.len(), counting)
@@ -149,11 +149,11 @@ fn counted(counting: &[&Value]) -> usize {
 }
 
 async fn lab_that_counts() -> Lab {
-    let ground = Ground::new().await;
+    let builder = LabBuilder::new().await;
     let text = "state_dir = \".\"\n[audit]\nrefusals_per_second = 50\n[integrations.a]\nallowed_domains = [\"api.test\"]\n\
                 [tasks.t]\nintegrations = [\"a\"]\n";
-    fs::write(ground.dir.path().join("e.toml"), ground.config(text)).unwrap();
-    ground.proxy_from_file("e.toml").await
+    fs::write(builder.dir.path().join("e.toml"), builder.config(text)).unwrap();
+    builder.proxy_from_file("e.toml").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,19 +163,19 @@ async fn a_flood_of_refusals_is_counted_and_none_is_lost() {
     let known = [("https://evil.test/", auth.clone(), 403), ("https://api.test:1/", auth, 403)];
     let unknown = [("https://evil.test/", None, 407)];
     let begun = Instant::now();
-    tokio::join!(hammer(&lab, 10, 100, &known), hammer(&lab, 8, 25, &unknown));
-    // A window is a second or longer.
+    tokio::join!(send_repeatedly(&lab, 10, 100, &known), send_repeatedly(&lab, 8, 25, &unknown));
+    // A window lasts a second or longer.
     let most = 50 * (usize::try_from(begun.elapsed().as_secs()).unwrap() + 1);
     let is_known = |line: &Value| line["execution"] == "t";
     let is_unknown = |line: &Value| line.get("execution").is_none();
-    // Nobody asks for anything any more, and nobody flushes.
+    // No more requests arrive, and the test does not flush.
     let lines = loop {
-        assert!(begun.elapsed() < PATIENCE, "what was counted is not told");
+        assert!(begun.elapsed() < TIMEOUT, "what was counted is not told");
         let text = fs::read_to_string(lab.audit_file()).unwrap();
         let whole = text.rsplit_once('\n').map(|(whole, _)| whole).unwrap_or_default();
         let lines: Vec<Value> = whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let sum = |of: &dyn Fn(&Value) -> bool| {
-            let (single, counting) = told(&lines, of);
+            let (single, counting) = refusal_lines(&lines, of);
             single + counted(&counting)
         };
         if (sum(&is_known), sum(&is_unknown)) == (1_000, 200) {
@@ -183,7 +183,7 @@ async fn a_flood_of_refusals_is_counted_and_none_is_lost() {
         }
         tokio::task::yield_now().await;
     };
-    let (single, counting) = told(&lines, is_known);
+    let (single, counting) = refusal_lines(&lines, is_known);
     assert!((50..=most).contains(&single) && !counting.is_empty(), "{single} of {most}");
     let mut codes: BTreeMap<String, u64> = BTreeMap::new();
     for line in &counting {
@@ -198,7 +198,7 @@ async fn a_flood_of_refusals_is_counted_and_none_is_lost() {
     }
     let want = [("host_not_allowed", 500), ("port_not_allowed", 500)];
     assert_eq!(codes, want.map(|(code, count)| (code.to_owned(), count)).into());
-    let (single, counting) = told(&lines, is_unknown);
+    let (single, counting) = refusal_lines(&lines, is_unknown);
     assert!((50..=most).contains(&single) && !counting.is_empty(), "{single} of {most}");
     assert!(counting.iter().all(|line| line["callers"] == "loopback" && line.get("task").is_none()), "{counting:?}");
     let verify = exeat(lab.dir.path(), &["audit", "verify", "-c", "e.toml"]).output().unwrap();
@@ -210,15 +210,15 @@ async fn a_flood_of_refusals_is_counted_and_none_is_lost() {
 
 /// A count that is not yet logged is logged at shutdown.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_counted_is_told_at_the_end() {
+async fn counts_are_logged_at_shutdown() {
     let lab = lab_that_counts().await;
-    hammer(&lab, 4, 30, &[("https://evil.test/", Some(lab::client::auth()), 403)]).await;
+    send_repeatedly(&lab, 4, 30, &[("https://evil.test/", Some(lab::client::auth()), 403)]).await;
     let file = lab.audit_file();
     let Lab { daemon, dir, .. } = lab;
     assert!(daemon.shutdown().await);
     let lines: Vec<Value> =
         fs::read_to_string(file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let (single, counting) = told(&lines, |line| line["execution"] == "t");
+    let (single, counting) = refusal_lines(&lines, |line| line["execution"] == "t");
     assert_eq!(single + counted(&counting), 120);
     assert!(!counting.is_empty(), "{single} lines");
     drop(dir);
@@ -226,12 +226,12 @@ async fn what_was_counted_is_told_at_the_end() {
 
 /// Allowed requests have their lines during a flood of refusals.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_decided_has_its_lines_in_a_flood() {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let lab = ground.proxy(&format!("[audit]\nrefusals_per_second = 1\n{}", lab::allow_api(origin.port()))).await;
+async fn decisions_are_logged_during_a_flood() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let lab = builder.proxy(&format!("[audit]\nrefusals_per_second = 1\n{}", lab::allow_api(origin.port()))).await;
     let url = format!("https://api.test:{}/", origin.port());
-    hammer(
+    send_repeatedly(
         &lab,
         1,
         200,
@@ -240,11 +240,11 @@ async fn what_is_decided_has_its_lines_in_a_flood() {
     .await;
     let start = Instant::now();
     while lab.audit().await.iter().filter(|line| line["event"] == "closed").count() < 100 {
-        assert!(start.elapsed() < PATIENCE, "lines are missing");
+        assert!(start.elapsed() < TIMEOUT, "lines are missing");
         tokio::task::yield_now().await;
     }
     let lines = lab.audit().await;
     assert_eq!(lines.iter().filter(|line| line["event"] == "decided").count(), 100);
-    let (single, counting) = told(&lines, |_| true);
+    let (single, counting) = refusal_lines(&lines, |_| true);
     assert_eq!(single + counted(&counting), 100);
 }

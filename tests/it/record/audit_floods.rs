@@ -1,4 +1,4 @@
-//! A flood of refusals hides nothing that matters, and no kind of question fills the log.
+//! A flood of refusals hides no important line, and no kind of request fills the log.
 
 use std::fs;
 
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::{Way, auth, read_head};
-use crate::lab::{self, Ground, Lab, Origin, TOKEN};
+use crate::lab::{self, Lab, LabBuilder, Origin, TOKEN};
 
 async fn lab(text: &str) -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let port = origin.port();
-    ground.dns.set("inside.test", &["10.0.0.7"]);
-    ground.dns.set("sealed.test", &["127.0.0.1"]);
-    let lab = ground
+    builder.dns.set("inside.test", &["10.0.0.7"]);
+    builder.dns.set("sealed.test", &["127.0.0.1"]);
+    let lab = builder
         .proxy(&format!(
             "{text}\n[integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\", \"sealed.test\"]\n\
              ports = [{port}]\n[tasks.t]\nintegrations = [\"api\"]\n"
@@ -29,10 +29,10 @@ fn lines(all: &[Value], code: &str) -> usize {
 }
 
 #[tokio::test]
-async fn sixty_refusals_do_not_hide_a_leak_or_who_tries_the_walls() {
+async fn sixty_refusals_do_not_hide_leaks_and_probes() {
     let (lab, origin) = lab("[audit]\nrefusals_per_second = 2").await;
     let to = format!("api.test:{}", origin.port());
-    // A name that has been resolved before is not new.
+    // A name that was resolved before does not count as new.
     lab.get(&format!("https://inside.test:{}/", origin.port())).await.assert_refused(403, "address_not_allowed");
     for _ in 0..20 {
         for _ in 0..3 {
@@ -55,9 +55,9 @@ async fn sixty_refusals_do_not_hide_a_leak_or_who_tries_the_walls() {
     }
 }
 
-/// Requests that were under way when it was stopped are finds as well; their number is bounded all the same.
+/// Requests in flight when the execution was stopped are finds as well, and their number is bounded too.
 #[tokio::test(flavor = "multi_thread")]
-async fn finds_at_once_have_a_line_each_and_those_of_a_stopped_execution_do_not_flood() {
+async fn concurrent_finds_have_separate_lines_and_are_bounded_after_a_stop() {
     let (lab, origin) = lab("[leak]\nmax_finds = 3\n[audit]\nrefusals_per_second = 2").await;
     let url = format!("https://api.test:{}/?x={TOKEN}", origin.port());
     let replies = join_all((0..40).map(|_| lab.get(&url))).await;
@@ -70,9 +70,9 @@ async fn finds_at_once_have_a_line_each_and_those_of_a_stopped_execution_do_not_
     assert!(lines(&all, "execution_stopped") < 40);
 }
 
-/// Each of these has lines of its own, whatever else its source is refused.
+/// Each of these has lines of its own, whatever else is refused from the same source.
 #[tokio::test]
-async fn a_refused_server_name_is_seen_in_a_flood() {
+async fn a_refused_server_name_is_logged_during_a_flood() {
     let (lab, origin) = lab("[audit]\nrefusals_per_second = 1").await;
     for _ in 0..20 {
         lab.get("https://evil.test/").await.assert_refused(403, "host_not_allowed");
@@ -84,7 +84,7 @@ async fn a_refused_server_name_is_seen_in_a_flood() {
     assert_eq!(lines(&all, "sni_mismatch"), 1, "{all:#?}");
 }
 
-/// Sends the same request again and again on one connection, and reads what comes.
+/// Sends the same request repeatedly on one connection and returns the answers.
 async fn pipelined(lab: &Lab, head: &str, times: usize) -> String {
     let mut stream = lab.connect().await;
     let head = head.replace("{auth}", &format!("Proxy-Authorization: {}\r\n", auth()));
@@ -96,14 +96,14 @@ async fn pipelined(lab: &Lab, head: &str, times: usize) -> String {
         let _ = writing.write_all(last.as_bytes()).await;
     };
     let read = async {
-        let _ = tokio::time::timeout(lab::PATIENCE, reading.read_to_end(&mut got)).await;
+        let _ = tokio::time::timeout(lab::TIMEOUT, reading.read_to_end(&mut got)).await;
     };
     tokio::join!(write, read);
     String::from_utf8_lossy(&got).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_about_oneself_come_no_faster_than_so_many_a_second_and_do_not_fill_the_log() {
+async fn self_requests_are_rate_limited_and_do_not_fill_the_log() {
     for text in ["", "[audit]\nrefusals_per_second = 50"] {
         let (lab, _origin) = lab(text).await;
         let begun = std::time::Instant::now();
@@ -131,14 +131,14 @@ async fn questions_about_oneself_come_no_faster_than_so_many_a_second_and_do_not
     }
 }
 
-/// A plan that allows more does not lift it, and calls of tools are not slowed by it.
+/// A plan with a higher rate does not lift the limit, and tool calls do not count towards it.
 #[tokio::test]
-async fn the_rate_of_own_paths_is_apart_from_that_of_calls() {
+async fn self_requests_and_calls_have_separate_rates() {
     let plan = "[plans.p]\nrequests_per_second = 1000\nburst = 1000";
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = format!("{plan}\n{}plan = \"p\"\n", lab::allow_api(origin.port()));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let got = pipelined(&lab, "GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}\r\n", 400).await;
     assert!(got.matches("exeat-refusal: rate_limited").count() > 100);
     let problem = got.split("\r\n\r\n").find(|part| part.contains("\"rate_limited\"")).unwrap();
@@ -146,7 +146,7 @@ async fn the_rate_of_own_paths_is_apart_from_that_of_calls() {
     for _ in 0..20 {
         assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     }
-    // A question that cannot be read by now leaves the connection as it is.
+    // A request on a new connection is answered, whether or not it is over the rate.
     let mut stream = lab.connect().await;
     let head = format!("GET /v1/self HTTP/1.1\r\nHost: x\r\nProxy-Authorization: {}\r\n\r\n", auth());
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -155,7 +155,7 @@ async fn the_rate_of_own_paths_is_apart_from_that_of_calls() {
 }
 
 #[tokio::test]
-async fn lines_that_are_counted_say_so_by_their_event() {
+async fn suppressed_lines_are_counted_by_event() {
     let (lab, _origin) = lab("[audit]\nrefusals_per_second = 1").await;
     let got = pipelined(&lab, "GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}\r\n", 9).await;
     assert_eq!(got.matches("HTTP/1.1 200").count(), 10);

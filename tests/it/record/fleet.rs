@@ -1,4 +1,4 @@
-//! Two proxies and one server for what they count.
+//! Two proxies that share one ledger server.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
@@ -16,9 +16,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{self, Ground, Lab, Origin, Reply};
+use crate::lab::{self, Lab, LabBuilder, Origin, Reply};
 
-/// A server that everybody on this machine may reach, with a password.
+/// A password-protected server that all users of this machine can reach.
 struct Server {
     child: Child,
     dir: TempDir,
@@ -56,10 +56,10 @@ impl Server {
             "--maxmemory-policy",
             "noeviction",
         ]);
-        command.current_dir(dir.path()).stdout(Stdio::null()).spawn().expect("redis-server is installed")
+        command.current_dir(dir.path()).stdout(Stdio::null()).spawn().expect("redis-server must be installed")
     }
 
-    /// One that speaks nothing but TLS, and the certificate of its issuer.
+    /// Starts a server that accepts only TLS. Returns it with its issuer's certificate.
     fn start_tls(name: &str) -> (Self, String) {
         let dir = tempfile::tempdir().unwrap();
         let ca = certificates(name, dir.path());
@@ -77,7 +77,7 @@ impl Server {
         ]);
         command.args(["--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem", "--tls-ca-cert-file", "ca.pem"]);
         command.args(["--tls-auth-clients", "no", "--save", ""]).current_dir(dir.path()).stdout(Stdio::null());
-        let server = Self { child: command.spawn().expect("redis-server is installed"), dir, port };
+        let server = Self { child: command.spawn().expect("redis-server must be installed"), dir, port };
         server.is_up();
         (server, ca)
     }
@@ -86,12 +86,12 @@ impl Server {
     fn is_up(&self) {
         let since = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(since.elapsed() < lab::PATIENCE, "redis-server comes up");
+            assert!(since.elapsed() < lab::TIMEOUT, "redis-server comes up");
             std::thread::yield_now();
         }
     }
 
-    /// As somebody who has got hold of the password.
+    /// Connects like an attacker who has obtained the password.
     fn raw(&self) -> redis::Connection {
         let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/3", self.port);
         redis::Client::open(url).unwrap().get_connection().unwrap()
@@ -115,16 +115,16 @@ impl Drop for Server {
     }
 }
 
-/// Two proxies of one configuration, with an origin that both reach.
+/// Starts two proxies with one configuration, and an origin that both reach.
 async fn fleet(server: &Server) -> (Lab, Lab, Origin, String) {
-    let (first, second) = (Ground::new().await, Ground::new().await);
+    let (first, second) = (LabBuilder::new().await, LabBuilder::new().await);
     let origin = first.origin("api.test").await;
-    for ground in [&first, &second] {
+    for builder in [&first, &second] {
         for name in ["api.test", "cache.test", "mine.test"] {
-            ground.dns.set(name, &["127.0.0.1"]);
+            builder.dns.set(name, &["127.0.0.1"]);
         }
-        std::fs::write(ground.dir.path().join("password"), PASSWORD).unwrap();
-        write_private(&ground.dir.path().join("ledger-key"), SHARED_KEY);
+        std::fs::write(builder.dir.path().join("password"), PASSWORD).unwrap();
+        write_private(&builder.dir.path().join("ledger-key"), SHARED_KEY);
     }
     let text = format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{}/3\"\npassword = \"file:password\"\n{KEY_LINE}\
@@ -138,7 +138,7 @@ async fn fleet(server: &Server) -> (Lab, Lab, Origin, String) {
         origin.port(),
         server.port,
     );
-    let ca = |ground: &Ground| ground.dir.path().join("origin-ca.pem");
+    let ca = |builder: &LabBuilder| builder.dir.path().join("origin-ca.pem");
     std::fs::copy(ca(&first), ca(&second)).unwrap();
     let (first, second) = (first.proxy(&text).await, second.proxy(&text).await);
     let url = format!("https://api.test:{}/", origin.port());
@@ -154,11 +154,11 @@ fn request(url: &str, field: &str, is_tool: bool) -> Request<Full<Bytes>> {
     request.body(empty()).unwrap()
 }
 
-/// Until the ledger answers: it is connected to in the background.
+/// Waits until the ledger answers; the connection is opened in the background.
 async fn ready(lab: &Lab) {
     let since = Instant::now();
-    while lab.ask("GET", "/readyz", &Value::Null).await.0 != 200 {
-        assert!(since.elapsed() < lab::PATIENCE);
+    while lab.admin_request("GET", "/readyz", &Value::Null).await.0 != 200 {
+        assert!(since.elapsed() < lab::TIMEOUT);
         tokio::task::yield_now().await;
     }
 }
@@ -170,7 +170,7 @@ async fn two_proxies_count_as_one() {
     let (one, two, origin, url) = fleet(&server).await;
     ready(&one).await;
     ready(&two).await;
-    let (status, document) = one.ask("POST", "/v1/executions", &json!({"task": "t"})).await;
+    let (status, document) = one.admin_request("POST", "/v1/executions", &json!({"task": "t"})).await;
     assert_eq!(status, 201, "{document}");
     let (id, token) = (document["id"].as_str().unwrap(), document["token"].as_str().unwrap());
     let field = format!("Basic {}", STANDARD.encode(format!("{id}:{token}")));
@@ -180,11 +180,11 @@ async fn two_proxies_count_as_one() {
     assert_eq!((passed, origin.seen().len()), (10, 10));
     replies.iter().filter(|reply| reply.status != 200).for_each(|reply| reply.assert_refused(429, "rate_limited"));
     for lab in [&one, &two] {
-        let (_, shown) = lab.ask("GET", &format!("/v1/executions/{id}"), &Value::Null).await;
+        let (_, shown) = lab.admin_request("GET", &format!("/v1/executions/{id}"), &Value::Null).await;
         assert_eq!(shown["calls"], 10, "{shown}");
     }
 
-    // The server is no target, whatever a rule opens.
+    // The server is never a permitted destination, whatever a rule allows.
     let there = format!("http://mine.test:{}/", server.port);
     one.send(request(&there, &field, false)).await.assert_refused(403, "address_not_allowed");
 
@@ -192,11 +192,11 @@ async fn two_proxies_count_as_one() {
     let stalled = request(&format!("{url}stall-body"), &field, false);
     let download = h1(two.connect().await, stalled).await;
     assert_eq!(download.status(), 200);
-    assert_eq!(one.ask("DELETE", &format!("/v1/executions/{id}"), &Value::Null).await.0, 200);
+    assert_eq!(one.admin_request("DELETE", &format!("/v1/executions/{id}"), &Value::Null).await.0, 200);
     two.send(request(&url, &field, false)).await.assert_refused(403, "execution_stopped");
-    assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err());
+    assert!(timeout(lab::TIMEOUT, download.collect()).await.unwrap().is_err());
 
-    // Without the server nothing passes, and with it everything is as it was.
+    // Without the server nothing passes; once it is back, everything works as before.
     let own = lab::client::auth();
     assert_eq!(one.send(request(&url, &own, true)).await.status, 200);
     server.kill();
@@ -207,16 +207,16 @@ async fn two_proxies_count_as_one() {
         let line = lab.audit().await.into_iter().rfind(|line| line["code"] == "ledger_unavailable").unwrap();
         assert_eq!((&line["event"], &line["stage"]), (&json!("refused"), &json!("throttle")));
     }
-    assert!(since.elapsed() < lab::PATIENCE);
+    assert!(since.elapsed() < lab::TIMEOUT);
     assert_eq!(origin.seen().len(), seen);
     server.again();
     ready(&one).await;
-    let (_, shown) = one.ask("GET", "/v1/executions/t", &Value::Null).await;
+    let (_, shown) = one.admin_request("GET", "/v1/executions/t", &Value::Null).await;
     assert_eq!(shown["calls"], 1, "{shown}");
     assert_eq!(one.send(request(&url, &own, true)).await.status, 200);
     let lab = one.restarted().await;
     ready(&lab).await;
-    let (_, shown) = lab.ask("GET", "/v1/executions/t", &Value::Null).await;
+    let (_, shown) = lab.admin_request("GET", "/v1/executions/t", &Value::Null).await;
     assert_eq!(shown["calls"], 2, "{shown}");
 }
 
@@ -224,7 +224,7 @@ async fn two_proxies_count_as_one() {
 /// between.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn what_could_not_be_billed_is_billed_later_and_once() {
+async fn unbilled_costs_are_billed_once_later() {
     let mut server = Server::start();
     let (one, _two, _origin, url) = fleet(&server).await;
     ready(&one).await;
@@ -235,7 +235,7 @@ async fn what_could_not_be_billed_is_billed_later_and_once() {
     sender.send_data(Bytes::from_static(b"x")).await.unwrap();
     let since = Instant::now();
     while one.audit().await.is_empty() {
-        assert!(since.elapsed() < lab::PATIENCE);
+        assert!(since.elapsed() < lab::TIMEOUT);
     }
     server.kill();
     drop(sender);
@@ -254,43 +254,43 @@ async fn what_could_not_be_billed_is_billed_later_and_once() {
 
 async fn billed(lab: &Lab) {
     let since = Instant::now();
-    while lab.ask("GET", "/v1/executions/t", &Value::Null).await.1["credits"] != 0.5 {
-        assert!(since.elapsed() < lab::PATIENCE);
+    while lab.admin_request("GET", "/v1/executions/t", &Value::Null).await.1["credits"] != 0.5 {
+        assert!(since.elapsed() < lab::TIMEOUT);
         tokio::task::yield_now().await;
     }
 }
 
-/// A task's own execution that was stopped at one proxy goes on at both when it is begun anew at the other.
+/// A static execution that was stopped at one proxy continues at both after a restart at the other.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn what_is_begun_anew_at_one_proxy_is_at_the_other() {
+async fn a_restart_at_one_proxy_applies_to_the_other() {
     let server = Server::start();
     let (one, two, _origin, url) = fleet(&server).await;
     ready(&one).await;
     ready(&two).await;
     let own = lab::client::auth();
     assert_eq!(two.send(request(&url, &own, false)).await.status, 200);
-    assert_eq!(two.ask("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
+    assert_eq!(two.admin_request("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
     two.send(request(&url, &own, false)).await.assert_refused(403, "execution_stopped");
-    assert_eq!(one.ask("POST", "/v1/executions", &json!({"task": "t", "static": true})).await.0, 201);
+    assert_eq!(one.admin_request("POST", "/v1/executions", &json!({"task": "t", "static": true})).await.0, 201);
     let since = Instant::now();
     while two.send(request(&url, &own, false)).await.status != 200 {
-        assert!(since.elapsed() < lab::PATIENCE);
+        assert!(since.elapsed() < lab::TIMEOUT);
     }
     assert_eq!(one.send(request(&url, &own, false)).await.status, 200);
 }
 
-/// A writer to the server's database tries to give the attacker's execution the victim's task, or its token to the
-/// victim's execution.
+/// An attacker with write access to the server's database tries to give its own execution the victim's task, or its own
+/// token to the victim's execution.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn what_no_proxy_has_written_is_refused_and_raises_an_alarm() {
+async fn forged_entries_are_refused_and_reported() {
     let server = Server::start();
     let (one, two, origin, url) = fleet(&server).await;
     ready(&one).await;
     ready(&two).await;
     let start = async |task: &str| {
-        let (status, document) = one.ask("POST", "/v1/executions", &json!({"task": task})).await;
+        let (status, document) = one.admin_request("POST", "/v1/executions", &json!({"task": task})).await;
         assert_eq!(status, 201, "{document}");
         (document["id"].as_str().unwrap().to_owned(), document["token"].as_str().unwrap().to_owned())
     };
@@ -315,7 +315,7 @@ async fn what_no_proxy_has_written_is_refused_and_raises_an_alarm() {
         let field = format!("Basic {}", STANDARD.encode(format!("{id}:{token}")));
         let mut asked = request(&url, &field, false);
         asked.headers_mut().insert("exeat-credential", "KEY".parse().unwrap());
-        // The other proxy has not met these executions.
+        // The other proxy has not served these executions yet.
         let reply = two.send(asked).await;
         assert_eq!((reply.status.as_u16(), origin.seen().len()), (503, seen), "{what}: {}", reply.text());
         reply.assert_refused(503, "ledger_unavailable");
@@ -329,7 +329,7 @@ async fn what_no_proxy_has_written_is_refused_and_raises_an_alarm() {
     assert_eq!(two.send(request(&url, &field, false)).await.status, 200, "as it was written");
 }
 
-/// Certificate and key of a server with this name, and of who has signed it.
+/// Writes the certificate and key of a server with this name. Returns the certificate of its issuer.
 fn certificates(name: &str, dir: &std::path::Path) -> String {
     let (key, ca_key) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
     let mut ca = rcgen::CertificateParams::default();
@@ -343,27 +343,27 @@ fn certificates(name: &str, dir: &std::path::Path) -> String {
     ca_pem
 }
 
-/// A proxy of a server that speaks TLS only, with its own roots.
+/// Starts a proxy whose server accepts only TLS, with roots of its own.
 async fn over_tls(store: &str, roots: &str, ca: &str) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     for name in ["cache.test", "else.test"] {
-        ground.dns.set(name, &["127.0.0.1"]);
+        builder.dns.set(name, &["127.0.0.1"]);
     }
-    std::fs::write(ground.dir.path().join("password"), PASSWORD).unwrap();
-    std::fs::write(ground.dir.path().join("redis-ca.pem"), ca).unwrap();
+    std::fs::write(builder.dir.path().join("password"), PASSWORD).unwrap();
+    std::fs::write(builder.dir.path().join("redis-ca.pem"), ca).unwrap();
     let text = format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n[upstream]\nextra_roots = [{roots}]\n\
          [ledger]\nstore = \"{store}\"\npassword = \"file:password\"\n{}raw = true\n",
         lab::allow_api(origin.port()),
     );
     let url = format!("https://api.test:{}/", origin.port());
-    (ground.proxy(&text).await, origin, url)
+    (builder.proxy(&text).await, origin, url)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server with TLS"]
-async fn over_tls_the_server_has_to_prove_its_name() {
+async fn over_tls_the_servers_name_is_verified() {
     let (server, ca) = Server::start_tls("cache.test");
     let port = server.port;
     let both = "\"origin-ca.pem\", \"redis-ca.pem\"";
@@ -371,7 +371,7 @@ async fn over_tls_the_server_has_to_prove_its_name() {
     ready(&lab).await;
     let own = lab::client::auth();
     assert_eq!(lab.send(request(&url, &own, false)).await.status, 200);
-    let (_, shown) = lab.ask("GET", "/v1/executions/t", &Value::Null).await;
+    let (_, shown) = lab.admin_request("GET", "/v1/executions/t", &Value::Null).await;
     assert_eq!(shown["raw"]["calls"], 1, "{shown}");
     for (what, store, roots) in [
         ("its issuer is nobody's", format!("rediss://cache.test:{port}/3"), "\"origin-ca.pem\""),
@@ -383,7 +383,7 @@ async fn over_tls_the_server_has_to_prove_its_name() {
         let reply = lab.send(request(&url, &own, false)).await;
         assert_eq!((reply.status.as_u16(), origin.seen().len()), (503, 0), "{what}");
         reply.assert_refused(503, "ledger_unavailable");
-        assert_eq!(lab.ask("GET", "/readyz", &Value::Null).await.0, 503, "{what}");
-        lab.refused_only("ledger_unavailable").await;
+        assert_eq!(lab.admin_request("GET", "/readyz", &Value::Null).await.0, 503, "{what}");
+        lab.assert_only_refused("ledger_unavailable").await;
     }
 }

@@ -1,5 +1,5 @@
-//! Killed with -9 under load, again and again: nothing that was let through is forgotten, and what the ledger says is
-//! what the log says.
+//! Kills the daemon with SIGKILL under load, repeatedly. No admitted call is forgotten, and the ledger agrees with the
+//! log.
 
 use std::fs;
 use std::process::Command;
@@ -16,47 +16,47 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{Ground, KEY, Origin, Reply};
+use crate::lab::{KEY, LabBuilder, Origin, Reply};
 use crate::operation::cli::{Served, exeat, output, text};
 
-/// Requests at a time.
+/// The number of concurrent requests.
 const WORKERS: usize = 6;
 
 struct Place {
-    ground: Ground,
+    builder: LabBuilder,
     origin: Origin,
 }
 
 impl Place {
     async fn new() -> Self {
-        let ground = Ground::new().await;
-        let origin = ground.origin("api.test").await;
-        let config = ground.config(&format!(
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let config = builder.config(&format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[plans.p]\ncalls_per_execution = 1000000\n\
              [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
              [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
              [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\ntools = [\"api_call\"]\nraw = true\nplan = \"p\"\n",
             origin.port()
         ));
-        fs::write(ground.dir.path().join("e.toml"), config).unwrap();
-        Self { ground, origin }
+        fs::write(builder.dir.path().join("e.toml"), config).unwrap();
+        Self { builder, origin }
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = exeat(self.ground.dir.path(), args);
+        let mut command = exeat(self.builder.dir.path(), args);
         command.env("KEY", KEY);
         command
     }
 
     fn serve(&self) -> Served {
         let served = Served::start(self.command(&["serve", "-c", "e.toml"]));
-        assert!(served.ready.contains("ready; proxy on"), "{}{}", served.said(), served.ready);
+        assert!(served.ready.contains("ready; proxy on"), "{}{}", served.stderr(), served.ready);
         served
     }
 
-    /// Where the state is.
+    /// Returns the state directory.
     fn state(&self) -> std::path::PathBuf {
-        self.ground.dir.path().join("state/exeat")
+        self.builder.dir.path().join("state/exeat")
     }
 
     async fn admin(&self, served: &Served, method: &str, path: &str, body: &Value) -> Value {
@@ -70,7 +70,7 @@ impl Place {
         Reply::read(h1(stream, request.body(body).unwrap()).await).await.problem()
     }
 
-    /// The credits in the log's lines, in halves.
+    /// Returns the credits in the log's lines, in half credits.
     fn billed(&self, id: &str) -> u64 {
         let mut halves = 0.0;
         for entry in fs::read_dir(self.state()).unwrap() {
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// Asks until the proxy is gone. Each answer is noted.
+/// Sends requests until the proxy is gone, and records each answer.
 async fn work(proxy: String, url: String, field: String, is_tool: bool, answers: Arc<AtomicUsize>, noted: Arc<Notify>) {
     let host = url.split('/').nth(2).unwrap().to_owned();
     loop {
@@ -164,11 +164,11 @@ async fn rounds(most: usize) {
                 noted.notified().await;
             }
         };
-        tokio::time::timeout(crate::lab::PATIENCE, enough).await.expect("the proxy answers");
+        tokio::time::timeout(crate::lab::TIMEOUT, enough).await.expect("the proxy answers");
         served.signal(Signal::KILL);
         assert!(!served.ended());
         for worker in workers {
-            tokio::time::timeout(crate::lab::PATIENCE, worker).await.expect("nobody is left").unwrap();
+            tokio::time::timeout(crate::lab::TIMEOUT, worker).await.expect("nobody is left").unwrap();
         }
         let verified = output(place.command(&["audit", "verify", "-c", "e.toml", "--json"])).await;
         let said = text(&verified.stdout);
@@ -178,12 +178,12 @@ async fn rounds(most: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_let_through_is_remembered_behind_a_kill() {
+async fn admitted_calls_survive_a_kill() {
     rounds(5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes"]
-async fn what_was_let_through_is_remembered_behind_two_hundred_kills() {
+async fn admitted_calls_survive_two_hundred_kills() {
     rounds(200).await;
 }

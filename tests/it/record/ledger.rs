@@ -1,4 +1,4 @@
-//! All stores of the ledger do the same. What only the embedded one survives is tested beside it.
+//! All stores of the ledger behave alike. The durability of the embedded store is tested in its own module.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn id(id: &str) -> ExecutionId {
     ExecutionId::new(id)
 }
 
-/// A ledger, and who moves what it has written into the past: of the shared store, the server's clock holds.
+/// A ledger, with a means to move its contents into the past. The shared store uses the server's clock.
 struct Subject {
     ledger: Arc<Ledger>,
     redis: Option<Redis>,
@@ -55,7 +55,7 @@ impl Subject {
         Millis::now().plus(self.ahead)
     }
 
-    /// Lets time pass.
+    /// Simulates the passage of time.
     fn pass(&mut self, time: Duration) {
         match &self.redis {
             None => self.ahead += time,
@@ -111,23 +111,23 @@ async fn shared() {
 }
 
 async fn behaves(mut subject: Subject) {
-    executions_are_what_was_started(&subject).await;
+    executions_are_stored_as_started(&subject).await;
     calls_are_counted_exactly(&subject).await;
-    kinds_are_counted_apart(&subject).await;
-    a_call_that_is_given_back_was_none(&mut subject).await;
+    kinds_are_counted_separately(&subject).await;
+    a_refunded_call_does_not_count(&mut subject).await;
     a_minute_begins_with_its_first_call(&mut subject).await;
-    what_is_stopped_or_expired_takes_no_call(&mut subject).await;
-    static_ones_begin_with_a_call_and_anew(&subject).await;
-    finds_stop(&subject).await;
+    stopped_and_expired_executions_take_no_call(&mut subject).await;
+    static_executions_start_with_a_call_and_can_be_restarted(&subject).await;
+    finds_stop_an_execution(&subject).await;
     bills_and_their_cursor_move_together(&subject).await;
-    judged_calls_outlast_reported_ones(&subject).await;
-    approvals_are_asked_once_decided_once_and_used_once(&mut subject).await;
+    checked_calls_are_kept_longer_than_reported_ones(&subject).await;
+    approvals_are_requested_decided_and_used_once(&mut subject).await;
     approvals_are_bounded(&mut subject).await;
-    approvals_are_found_among_ones_own(&subject).await;
-    ended_ones_are_forgotten(&mut subject).await;
+    approvals_are_found_per_execution(&subject).await;
+    ended_executions_are_removed(&mut subject).await;
 }
 
-async fn executions_are_what_was_started(subject: &Subject) {
+async fn executions_are_stored_as_started(subject: &Subject) {
     let ledger = &subject.ledger;
     let a = execution("a");
     assert_eq!(ledger.find(&a.id).await, Ok(None));
@@ -145,7 +145,7 @@ async fn executions_are_what_was_started(subject: &Subject) {
     assert_eq!(ledger.find(&odd).await, Ok(None), "whatever a client claims to be");
 }
 
-async fn approvals_are_found_among_ones_own(subject: &Subject) {
+async fn approvals_are_found_per_execution(subject: &Subject) {
     for name in ["own1", "own2"] {
         subject.start(&execution(name)).await;
     }
@@ -161,7 +161,7 @@ async fn approvals_are_found_among_ones_own(subject: &Subject) {
     }
 }
 
-async fn a_call_that_is_given_back_was_none(subject: &mut Subject) {
+async fn a_refunded_call_does_not_count(subject: &mut Subject) {
     let (who, second) = (execution("given"), Duration::from_secs(1));
     let caps = Caps { per_execution: Some(3), per_minute: Some(2) };
     subject.start(&who).await;
@@ -176,13 +176,13 @@ async fn a_call_that_is_given_back_was_none(subject: &mut Subject) {
     assert_eq!(subject.take(&who, Kind::Raw, caps).await, TakeResult::Counted { call: 2 });
     assert!(matches!(subject.take(&who, Kind::Raw, caps).await, TakeResult::RateLimited { .. }));
     assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::Counted { call: 1 });
-    // Given back in another minute than the one that has counted it.
+    // The call is refunded in another minute than the one that counted it.
     subject.pass(Duration::from_secs(61));
     assert_eq!(subject.take(&who, Kind::Raw, caps).await, TakeResult::Counted { call: 3 });
     back(subject, &who, Duration::from_secs(61)).await;
     let raw = subject.ledger.state(&who.id).await.unwrap().unwrap().raw;
     assert_eq!((raw.calls, raw.window.unwrap().calls), (2, 1));
-    // Never fewer than none, and nothing comes into being by it.
+    // The count is never negative, and a refund creates no entry.
     for _ in 0..4 {
         back(subject, &who, Duration::ZERO).await;
     }
@@ -221,7 +221,7 @@ async fn calls_are_counted_exactly(subject: &Subject) {
     }
 }
 
-async fn kinds_are_counted_apart(subject: &Subject) {
+async fn kinds_are_counted_separately(subject: &Subject) {
     let who = execution("kinds");
     subject.start(&who).await;
     let once = Caps { per_execution: Some(1), per_minute: Some(1) };
@@ -265,7 +265,7 @@ async fn a_minute_begins_with_its_first_call(subject: &mut Subject) {
     limited(subject.take(&who, TOOL, Caps { per_execution: None, ..caps }).await, 60);
 }
 
-async fn what_is_stopped_or_expired_takes_no_call(subject: &mut Subject) {
+async fn stopped_and_expired_executions_take_no_call(subject: &mut Subject) {
     let ledger = subject.ledger.clone();
     let (stopped, mut short) = (execution("stopped"), execution("short"));
     short.expires_at = Some(subject.now().plus(Duration::from_secs(100)));
@@ -284,7 +284,7 @@ async fn what_is_stopped_or_expired_takes_no_call(subject: &mut Subject) {
     assert_eq!(ledger.find(&id("nobody")).await, Ok(None));
 }
 
-async fn static_ones_begin_with_a_call_and_anew(subject: &Subject) {
+async fn static_executions_start_with_a_call_and_can_be_restarted(subject: &Subject) {
     let (ledger, who) = (&subject.ledger, fixed("research"));
     let once = Caps { per_execution: Some(1), per_minute: Some(1) };
     assert_eq!(ledger.find(&who.id).await, Ok(None));
@@ -310,7 +310,7 @@ async fn static_ones_begin_with_a_call_and_anew(subject: &Subject) {
     assert_eq!(ledger.list().await.unwrap().iter().filter(|one| one.execution.is_static).count(), 1);
 }
 
-async fn finds_stop(subject: &Subject) {
+async fn finds_stop_an_execution(subject: &Subject) {
     let (ledger, who) = (&subject.ledger, execution("finds"));
     subject.start(&who).await;
     for (n, stops) in [false, false, true, true].into_iter().enumerate() {
@@ -352,7 +352,7 @@ async fn bills_and_their_cursor_move_together(subject: &Subject) {
     assert_eq!(ledger.cursor().await.unwrap(), Cursor::new("line 9"));
 }
 
-async fn judged_calls_outlast_reported_ones(subject: &Subject) {
+async fn checked_calls_are_kept_longer_than_reported_ones(subject: &Subject) {
     let (ledger, who) = (&subject.ledger, execution("calls"));
     subject.start(&who).await;
     let call = |n: u32, reported| ToolCall {
@@ -400,7 +400,7 @@ async fn judged_calls_outlast_reported_ones(subject: &Subject) {
     assert_eq!(ledger.record(&id("nobody"), call(1, false)).await, Err(LedgerError::Unknown));
 }
 
-async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subject) {
+async fn approvals_are_requested_decided_and_used_once(subject: &mut Subject) {
     let ledger = subject.ledger.clone();
     for name in ["asks", "asks too"] {
         subject.start(&execution(name)).await;
@@ -484,7 +484,7 @@ async fn approvals_are_bounded(subject: &mut Subject) {
     }
     assert_eq!(subject.ask(&asked(subject, MAX_OPEN)).await, Ok(ApprovalAnswer::Full));
     assert!(matches!(subject.ask(&asked(subject, 0)).await, Ok(ApprovalAnswer::Pending(_))), "what is known is told");
-    // Those that have ended make room, and do not grow without end either.
+    // Expired entries make room, and their number is bounded too.
     for n in MAX_OPEN..4 * MAX_OPEN {
         let oldest = format!("m{}", n - MAX_OPEN);
         assert_eq!(ledger.decide(&oldest, Decision::Deny, subject.now()).await, Ok(DecisionResult::Done));
@@ -502,7 +502,7 @@ async fn approvals_are_bounded(subject: &mut Subject) {
     assert_eq!(count(subject).await, 1, "what ended long ago is dropped");
 }
 
-async fn ended_ones_are_forgotten(subject: &mut Subject) {
+async fn ended_executions_are_removed(subject: &mut Subject) {
     let ledger = subject.ledger.clone();
     subject.start(&Execution { expires_at: None, ..execution("live") }).await;
     let late = Execution { expires_at: None, ..execution("over") };
@@ -534,7 +534,7 @@ fn seal(key: [u8; 32], raised: &Raised) -> Seal {
     Seal::new(Secret::new(key.to_vec()), Arc::new(move |altered| raised.lock().unwrap().push(altered.clone())))
 }
 
-/// As the proxies sign.
+/// Signs in the same way as the proxies.
 fn mac(parts: [&str; 5]) -> String {
     use hmac::{Hmac, KeyInit, Mac};
     let mut hmac = Hmac::<sha2::Sha256>::new_from_slice(&KEY).unwrap();
@@ -545,7 +545,7 @@ fn mac(parts: [&str; 5]) -> String {
     exeat::files::hex(&hmac.finalize().into_bytes())
 }
 
-/// A server of our own on a Unix socket. Its clock cannot be moved, but all times that it holds can.
+/// A server on a Unix socket. Its clock cannot be moved, but all the times that it stores can.
 struct Redis {
     process: Child,
     dir: tempfile::TempDir,
@@ -567,7 +567,7 @@ impl Redis {
         if !password.is_empty() {
             command.args(["--requirepass", password]);
         }
-        command.stdout(Stdio::null()).spawn().expect("redis-server is installed")
+        command.stdout(Stdio::null()).spawn().expect("redis-server must be installed")
     }
 
     fn wait(&self) {
@@ -619,7 +619,7 @@ impl Redis {
         client.get_connection().unwrap()
     }
 
-    /// Moves all times that are held into the past.
+    /// Moves all stored times into the past.
     fn pass(&self, time: Duration) {
         const SCRIPT: &str = r"
             local by = tonumber(ARGV[1])
@@ -649,7 +649,7 @@ impl Redis {
         self.sign_decisions();
     }
 
-    /// The times of a decision are signed with it.
+    /// Signs decisions again, because their times are part of the signature.
     fn sign_decisions(&self) {
         let mut raw = self.raw();
         for key in redis::cmd("KEYS").arg("exeat:*:approvals").query::<Vec<String>>(&mut raw).unwrap() {
@@ -684,7 +684,7 @@ impl Drop for Redis {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn two_proxies_on_one_server_let_as_many_through_as_one() {
+async fn two_proxies_on_one_server_share_their_limits() {
     let redis = Redis::start("");
     let proxies = [Arc::new(redis.ledger("one")), Arc::new(redis.ledger("two"))];
     let who = execution("fleet");
@@ -694,7 +694,7 @@ async fn two_proxies_on_one_server_let_as_many_through_as_one() {
     let calls: Vec<_> = (0..100)
         .map(|n: usize| {
             let (ledger, who) = (proxies[n % 2].clone(), who.clone());
-            // Their clocks differ by an hour.
+            // The clocks of the proxies differ by an hour.
             let now = Millis::now().plus(Duration::from_secs(3600) * u32::try_from(n % 2).unwrap());
             tokio::spawn(async move { ledger.take(&who, TOOL, caps, now).await.unwrap() })
         })
@@ -704,7 +704,7 @@ async fn two_proxies_on_one_server_let_as_many_through_as_one() {
         counted += u32::from(matches!(call.await.unwrap(), TakeResult::Counted { .. }));
     }
     assert_eq!(counted, 10);
-    // Each bills from its own record, onto one bill.
+    // Each proxy bills from its own record, onto one bill.
     for proxy in &proxies {
         assert_eq!(proxy.bill(&[(who.id.clone(), 1)], None, Cursor::new("7").unwrap()).await, Ok(Billed::Done));
     }
@@ -715,7 +715,7 @@ async fn two_proxies_on_one_server_let_as_many_through_as_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn without_its_server_nothing_passes_and_nobody_waits_for_long() {
+async fn without_its_server_nothing_passes_and_refusals_are_fast() {
     let mut redis = Redis::start("");
     let ledger = redis.ledger("one");
     let who = execution("a");
@@ -737,12 +737,12 @@ async fn without_its_server_nothing_passes_and_nobody_waits_for_long() {
             }
         }
     };
-    // It hangs.
+    // The server stops responding.
     redis.signal("-STOP");
     refused().await;
     redis.signal("-CONT");
     assert!(matches!(recovers().await, TakeResult::Counted { .. }));
-    // It dies, and another one comes that knows nothing.
+    // The server is killed and replaced by an empty one.
     redis.kill();
     refused().await;
     redis.again();
@@ -752,7 +752,7 @@ async fn without_its_server_nothing_passes_and_nobody_waits_for_long() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn who_has_the_password_is_let_in_and_nonsense_is_an_error() {
+async fn a_password_is_required_and_malformed_replies_are_errors() {
     let redis = Redis::start("p@ss");
     let ledger =
         |url: &str| Ledger::shared(Server::parse(url).unwrap(), seal(KEY, &Raised::default()), "one", redis.connect());
@@ -789,10 +789,11 @@ async fn who_has_the_password_is_let_in_and_nonsense_is_an_error() {
     }
 }
 
-/// Everything that whoever can write to the server tries with approvals and facts, and the two that stay.
+/// All attempts on approvals and facts by an attacker with write access to the server, including the two that cannot be
+/// detected.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
-async fn what_no_proxy_has_signed_there_is_refused() {
+async fn unsigned_entries_are_refused() {
     let redis = Redis::start("");
     let raised = Raised::default();
     let subject = Subject {
@@ -853,7 +854,7 @@ async fn what_no_proxy_has_signed_there_is_refused() {
     assert_eq!(ledger.decide("p", Decision::Approve, now).await, Ok(DecisionResult::Done), "as it was written");
     assert_eq!(subject.ask(&subject.asked("new", "a", 1)).await, Ok(ApprovalAnswer::Approved("p".to_owned())));
 
-    // An approval that was used is put back: the proxy that used it remembers; another one cannot know.
+    // A used approval is restored: the proxy that used it detects this; another one cannot.
     let used = get(place, "p");
     redis::cmd("HSET")
         .arg(place)
@@ -863,7 +864,7 @@ async fn what_no_proxy_has_signed_there_is_refused() {
         .unwrap();
     assert_eq!(subject.ask(&subject.asked("new", "a", 1)).await, Err(LedgerError::Unavailable));
 
-    // When an execution ends is signed; taking the script's own field away does not prolong it.
+    // The expiry of an execution is signed; removing the script's own field does not prolong it.
     let short = Execution { expires_at: Some(Millis::now().plus(Duration::from_millis(1))), ..execution("short") };
     subject.start(&short).await;
     redis::cmd("HDEL").arg("exeat:{short}:x").arg("expires").query::<()>(&mut redis.raw()).unwrap();
@@ -872,7 +873,7 @@ async fn what_no_proxy_has_signed_there_is_refused() {
         assert!(since.elapsed() < Duration::from_secs(20));
     }
 
-    // Facts of a proxy with another key: refused one by one, and left out of lists.
+    // Facts signed by a proxy with another key are refused individually, and omitted from lists.
     let other = redis.ledger_with("two", seal([8; 32], &Raised::default()));
     assert_eq!(other.find(&id("a")).await, Err(LedgerError::Unavailable));
     assert_eq!(other.state(&id("a")).await, Err(LedgerError::Unavailable));
@@ -881,7 +882,7 @@ async fn what_no_proxy_has_signed_there_is_refused() {
     assert_eq!(ledger.list().await.unwrap().len(), 3);
 }
 
-/// The cost of a call, and the size of an execution's state.
+/// Measures the cost of a call, and the size of an execution's state.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "measures; needs redis-server and a release build"]
 async fn figures() {

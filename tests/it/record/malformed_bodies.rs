@@ -4,7 +4,7 @@ use crate::lab;
 
 /// The audit line has the same code as the response.
 #[tokio::test]
-async fn a_body_that_is_refused_for_its_framing_has_the_code_in_its_line() {
+async fn a_malformed_body_is_logged_with_its_code() {
     let (lab, origin) = lab::simple().await;
     let url = format!("https://api.test:{}/", origin.port());
     let trailers = format!("1\r\nx\r\n0\r\n{}\r\n", "x-a: b\r\n".repeat(200));

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use crate::lab::client::empty;
-use crate::lab::{self, Ground, Lab, Origin};
+use crate::lab::{self, Lab, LabBuilder, Origin};
 use crate::operation::cli::{Served, exeat};
 
 /// A server without a password, on a free port.
@@ -37,7 +37,7 @@ impl Server {
         let child = command.current_dir(dir.path()).stdout(Stdio::null()).spawn().expect("redis-server is installed");
         let since = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(since.elapsed() < lab::PATIENCE, "redis-server comes up");
+            assert!(since.elapsed() < lab::TIMEOUT, "redis-server comes up");
             std::thread::yield_now();
         }
         Self { child, _dir: dir, port }
@@ -106,10 +106,10 @@ async fn relay(to: u16, delay: Arc<AtomicU64>) -> u16 {
 
 /// A proxy with the ledger on this port, and an origin. `other` is another tenant.
 async fn start(ledger: u16) -> (Lab, Origin, String) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("cache.test", &["127.0.0.1"]);
-    std::fs::write(ground.dir.path().join("other-token"), OTHER).unwrap();
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("cache.test", &["127.0.0.1"]);
+    std::fs::write(builder.dir.path().join("other-token"), OTHER).unwrap();
     let text = format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{ledger}/0\"\n\
          [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{0}]\n\
@@ -119,10 +119,10 @@ async fn start(ledger: u16) -> (Lab, Origin, String) {
          [tasks.other]\ntoken = \"file:other-token\"\nintegrations = [\"api\"]\ntools = [\"http_request\"]\nraw = true\n",
         origin.port(),
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let since = Instant::now();
-    while lab.ask("GET", "/readyz", &Value::Null).await.0 != 200 {
-        assert!(since.elapsed() < lab::PATIENCE);
+    while lab.admin_request("GET", "/readyz", &Value::Null).await.0 != 200 {
+        assert!(since.elapsed() < lab::TIMEOUT);
         tokio::task::yield_now().await;
     }
     let url = format!("https://api.test:{}/", origin.port());
@@ -159,7 +159,7 @@ async fn the_history_of_one_tenant_does_not_wait_for_the_calls_of_another() {
     assert_eq!(lab.send(call(&url, &other, "GET", true, false)).await.status, 200);
     let since = Instant::now();
     loop {
-        let (_, calls) = lab.ask("GET", "/v1/executions/other/tool_calls", &Value::Null).await;
+        let (_, calls) = lab.admin_request("GET", "/v1/executions/other/tool_calls", &Value::Null).await;
         if calls.as_array().is_some_and(|calls| !calls.is_empty()) {
             break;
         }
@@ -177,19 +177,19 @@ async fn the_history_of_one_tenant_does_not_wait_for_the_calls_of_another() {
 async fn a_restart_does_not_wait_for_the_bills_of_a_tenant() {
     let server = Server::start();
     let ledger = relay(server.port, Arc::new(AtomicU64::new(5))).await;
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("cache.test", &["127.0.0.1"]);
-    let text = ground.config(&format!(
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("cache.test", &["127.0.0.1"]);
+    let text = builder.config(&format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{ledger}/0\"\n\
          [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\ntools = [\"http_request\"]\nraw = true\n",
         origin.port(),
     ));
-    std::fs::write(ground.dir.path().join("e.toml"), text).unwrap();
+    std::fs::write(builder.dir.path().join("e.toml"), text).unwrap();
     let serve = || {
-        let mut command = exeat(ground.dir.path(), &["serve", "-c", "e.toml"]);
+        let mut command = exeat(builder.dir.path(), &["serve", "-c", "e.toml"]);
         command.env("KEY", lab::KEY);
         Served::start(command)
     };
@@ -211,7 +211,7 @@ async fn a_restart_does_not_wait_for_the_bills_of_a_tenant() {
     let since = Instant::now();
     let again = tokio::task::block_in_place(serve);
     let took = since.elapsed();
-    assert!(again.ready.contains("ready; proxy on"), "{}", again.said());
+    assert!(again.ready.contains("ready; proxy on"), "{}", again.stderr());
     assert!(took < Duration::from_secs(5), "ready after {took:?}; until then the listener is closed to everybody");
 }
 
@@ -258,7 +258,7 @@ async fn a_bill_that_arrives_late_is_counted_once() {
     let answer = tokio::spawn(async move { lab::Reply::read(lab::client::h1(stream, upload).await).await.status });
     let since = Instant::now();
     while lab.audit().await.iter().filter(|line| line["event"] == "decided").count() < 2 {
-        assert!(since.elapsed() < lab::PATIENCE);
+        assert!(since.elapsed() < lab::TIMEOUT);
     }
     delay.store(4000, Ordering::Relaxed);
     drop(sender);
@@ -267,7 +267,7 @@ async fn a_bill_that_arrives_late_is_counted_once() {
     delay.store(0, Ordering::Relaxed);
     let since = Instant::now();
     while server.credits() < 1 {
-        assert!(since.elapsed() < lab::PATIENCE);
+        assert!(since.elapsed() < lab::TIMEOUT);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(lab.send(call(&url, &own, "GET", false, true)).await.status, 200);
@@ -307,11 +307,11 @@ async fn a_forged_counter_hides_no_other_execution() {
     let server = Server::start();
     let (lab, _origin, url) = start(server.port).await;
     assert_eq!(lab.send(call(&url, &lab::client::auth(), "GET", false, false)).await.status, 200);
-    let (status, document) = lab.ask("POST", "/v1/executions", &json!({"task": "other"})).await;
+    let (status, document) = lab.admin_request("POST", "/v1/executions", &json!({"task": "other"})).await;
     assert_eq!(status, 201, "{document}");
     let id = document["id"].as_str().unwrap();
     let key = format!("exeat:{{{id}}}:x");
     redis::cmd("HSET").arg(key).arg("credits").arg("x").query::<()>(&mut server.raw()).unwrap();
-    let (status, all) = lab.ask("GET", "/v1/executions", &Value::Null).await;
+    let (status, all) = lab.admin_request("GET", "/v1/executions", &Value::Null).await;
     assert_eq!(status, 200, "{all}");
 }

@@ -1,4 +1,4 @@
-//! The loops of `docs/tools.md`, run as they stand there, against a model that is scripted.
+//! The loops of `docs/tools.md`, run unmodified against a scripted model.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::clients::with_clients;
 use crate::lab::{KEY, Lab, Origin, TOKEN};
 
-/// A model API that gives these answers, one to each request, and what it was asked.
+/// Starts a model API that gives one of these answers to each request. Returns its address and the requests.
 fn model(answers: Vec<Value>) -> (SocketAddr, Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -40,7 +40,7 @@ fn model(answers: Vec<Value>) -> (SocketAddr, Receiver<Value>) {
     (address, asked)
 }
 
-/// A loop of the page.
+/// Returns a loop of the page.
 fn script(name: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/tools.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -69,19 +69,19 @@ async fn run(lab: &Lab, program: &str, name: &str, variable: &str, base: String)
 }
 
 async fn lab() -> (Lab, Origin) {
-    let ground = crate::lab::Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = crate::lab::LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\ntools = [\"api_call\", \"http_get\"]\n",
         origin.port()
     );
-    (ground.proxy(&text).await, origin)
+    (builder.proxy(&text).await, origin)
 }
 
 /// The results that both APIs must report: the response, and the reason if there is none.
-fn assert_told(results: &str, origin: &Origin) {
+fn assert_results(results: &str, origin: &Origin) {
     assert!(results.contains("<tool_response>hello\\n</tool_response>"), "{results}");
     assert!(results.contains("Error: URL blocked -- Domain evil.test not in any approved integration"), "{results}");
     assert_eq!(origin.last().headers["authorization"], format!("Bearer {KEY}"));
@@ -111,7 +111,7 @@ async fn loops_against_anthropic() {
         let results = &asked.recv().unwrap()["messages"][2]["content"];
         assert_eq!((&results[0]["tool_use_id"], &results[1]["tool_use_id"]), (&json!("a"), &json!("b")));
         assert_eq!((&results[0]["is_error"], &results[1]["is_error"]), (&json!(false), &json!(true)));
-        assert_told(&results.to_string(), &origin);
+        assert_results(&results.to_string(), &origin);
     }
 }
 
@@ -137,6 +137,6 @@ async fn loops_against_openai() {
         let second = asked.recv().unwrap();
         let results: Vec<_> = second["messages"].as_array().unwrap().iter().skip(3).collect();
         assert_eq!((&results[0]["tool_call_id"], &results[1]["tool_call_id"]), (&json!("a"), &json!("b")));
-        assert_told(&json!(results).to_string(), &origin);
+        assert_results(&json!(results).to_string(), &origin);
     }
 }

@@ -1,11 +1,11 @@
-//! The error texts that a model gets when a call fails, to the letter, from the real front end and a real proxy; and
-//! the one it gets if several things are wrong.
+//! The exact error texts that a model gets when a call fails, from the real front-end and a real proxy; and the one it
+//! gets if several things are wrong.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::lab::{Ground, KEY, Lab, Origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin};
 use crate::tools::front_end::call;
 
 const TOOLS: &str = "tools = [\"api_call\", \"http_get\", \"http_post\", \"webhook\"]";
@@ -15,12 +15,12 @@ struct Stage {
     origin: Origin,
 }
 
-/// A task of two integrations and one credential, with more in its table and more besides.
-async fn stage(task: &str, more: &str) -> Stage {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    ground.dns.set("inside.test", &["10.0.0.7"]);
-    ground.dns.set("mixed.test", &["127.0.0.1", "10.0.0.7"]);
+/// Starts a task with two integrations and one credential; `task` is added to its table, `more` to the configuration.
+async fn start(task: &str, more: &str) -> Stage {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("inside.test", &["10.0.0.7"]);
+    builder.dns.set("mixed.test", &["127.0.0.1", "10.0.0.7"]);
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\", \"mixed.test\", \"*.gone.test\"]\nports = [{}]\n\
          [integrations.other]\nallowed_domains = [\"*.other.test\"]\n\
@@ -33,7 +33,7 @@ async fn stage(task: &str, more: &str) -> Stage {
             format!("integrations = [\"api\", \"other\"]\n{task}")
         }
     );
-    Stage { lab: ground.proxy(&text).await, origin }
+    Stage { lab: builder.proxy(&text).await, origin }
 }
 
 impl Stage {
@@ -41,15 +41,15 @@ impl Stage {
         format!("https://{host}:{}{path}", self.origin.port())
     }
 
-    async fn told(&self, tool: &str, input: &Value) -> String {
+    async fn error_text(&self, tool: &str, input: &Value) -> String {
         let result = call(&self.lab, tool, input).await;
         result["content"].as_str().unwrap_or_else(|| panic!("{result:#}")).to_owned()
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_error_has_the_text_of_its_documentation() {
-    let stage = stage(TOOLS, "").await;
+async fn every_error_has_its_documented_text() {
+    let stage = start(TOOLS, "").await;
     let api = stage.at("api.test", "/");
     let blocked = |host: &str| {
         format!(
@@ -90,7 +90,7 @@ async fn every_error_has_the_text_of_its_documentation() {
         ("tool_name", json!({}), "Error: unknown tool 'tool_name'".to_owned()),
         // webhook integration not in task
         ("webhook", json!({"url": api, "body": {}}), "Error: webhook integration not enabled for this task".to_owned()),
-        // Ours, which no other documentation has
+        // Error texts of exeat's own
         ("http_request", json!({"url": api}), "Error: tool 'http_request' not enabled for this task".to_owned()),
         ("http_get", json!({}), "Error: 'url' field required for http_get".to_owned()),
         ("http_get", json!({"url": 1}), "Error: 'url' field must be a string for http_get".to_owned()),
@@ -113,77 +113,77 @@ async fn every_error_has_the_text_of_its_documentation() {
         ),
     ];
     for (tool, input, want) in rows {
-        assert_eq!(stage.told(tool, &input).await, want, "{tool} {input}");
+        assert_eq!(stage.error_text(tool, &input).await, want, "{tool} {input}");
     }
     assert!(stage.origin.seen().is_empty(), "{:?}", stage.origin.seen());
-    // Target API returned an error: as it is, in tags.
-    let answer = stage.told("http_get", &json!({"url": stage.at("api.test", "/error")})).await;
+    // The target API's own error is returned unchanged, in tags.
+    let answer = stage.error_text("http_get", &json!({"url": stage.at("api.test", "/error")})).await;
     assert_eq!(answer, "<tool_response>boom</tool_response>");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_is_not_registered_has_the_text_of_its_documentation() {
+async fn an_unregistered_webhook_has_its_documented_text() {
     let task = format!("integrations = [\"api\", \"webhook\"]\nwebhook_urls = [\"https://hooks.test/x\"]\n{TOOLS}");
-    let stage = stage(&task, "").await;
-    let told = stage.told("webhook", &json!({"url": stage.at("api.test", "/"), "body": {}})).await;
+    let stage = start(&task, "").await;
+    let told = stage.error_text("webhook", &json!({"url": stage.at("api.test", "/"), "body": {}})).await;
     assert_eq!(told, "Error: webhook URL not registered for this task. Register it in your task settings.");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_have_the_texts_of_their_documentation() {
+async fn limits_have_their_documented_texts() {
     for (plan, want) in [
         ("calls_per_execution = 20", "Error: Execution limit reached (20 API calls)"),
         ("calls_per_minute = 10", "Error: Rate limit reached (10 API calls per minute)"),
     ] {
-        let stage = stage(&format!("{TOOLS}\nplan = \"p\""), &format!("[plans.p]\n{plan}")).await;
+        let stage = start(&format!("{TOOLS}\nplan = \"p\""), &format!("[plans.p]\n{plan}")).await;
         let url = json!({ "url": stage.at("api.test", "/") });
         let block = |n: usize| json!({"type": "tool_use", "id": n.to_string(), "name": "http_get", "input": url});
         let blocks = Value::Array((0..if plan.ends_with("20") { 20 } else { 10 }).map(block).collect()).to_string();
         let done = tokio::task::block_in_place(|| crate::tools::front_end::tools(&stage.lab, &["batch"], &blocks));
         assert!(done.status.success() && !String::from_utf8_lossy(&done.stdout).contains("Error"), "{done:?}");
-        assert_eq!(stage.told("http_get", &url).await, want);
-        // Also for what would not have been sent.
-        assert_eq!(stage.told("http_get", &json!({})).await, want);
-        assert_eq!(stage.told("no_such_tool", &json!({})).await, want);
+        assert_eq!(stage.error_text("http_get", &url).await, want);
+        // This includes calls that would not have been sent.
+        assert_eq!(stage.error_text("http_get", &json!({})).await, want);
+        assert_eq!(stage.error_text("no_such_tool", &json!({})).await, want);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_takes_too_long_has_the_text_of_its_documentation() {
+async fn timeouts_have_their_documented_text() {
     let stage =
-        stage("tools = [\"http_get\", \"http_request\"]\nplan = \"p\"", "[plans.p]\nrequest_timeout = \"2s\"").await;
-    // Before the answer begins, and behind its beginning.
+        start("tools = [\"http_get\", \"http_request\"]\nplan = \"p\"", "[plans.p]\nrequest_timeout = \"2s\"").await;
+    // Before the answer begins, and after its beginning.
     for path in ["/stall", "/stall-body"] {
         let url = stage.at("api.test", path);
-        let told = stage.told("http_get", &json!({ "url": url })).await;
+        let told = stage.error_text("http_get", &json!({ "url": url })).await;
         assert_eq!(told, "Error: request timed out (2s)", "{path}");
-        let told = stage.told("http_request", &json!({"url": url, "timeout": 1})).await;
+        let told = stage.error_text("http_request", &json!({"url": url, "timeout": 1})).await;
         assert_eq!(told, "Error: request timed out (1s)", "{path}");
-        // One that asks for longer than the plan gives gets what the plan gives.
-        let told = stage.told("http_request", &json!({"url": url, "timeout": 3})).await;
+        // A call that requests a longer timeout than the plan's gets the plan's.
+        let told = stage.error_text("http_request", &json!({"url": url, "timeout": 3})).await;
         assert_eq!(told, "Error: request timed out (2s)", "{path}");
     }
 }
 
-/// Of the body as it is, decoded; also where its length was not known.
+/// The limit applies to the decoded body, also if its length was not declared.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_is_cut_at_the_size_of_the_plan() {
-    let stage = stage(&format!("{TOOLS}\nplan = \"p\""), "[plans.p]\nmax_response_bytes = 5000").await;
+async fn an_answer_is_truncated_at_the_plans_size() {
+    let stage = start(&format!("{TOOLS}\nplan = \"p\""), "[plans.p]\nmax_response_bytes = 5000").await;
     for (path, kept, marker) in [
         ("/known?5000", 5000, ""),
         ("/known?5001", 5000, "... (truncated)"),
         ("/big?5000", 5000, ""),
         ("/big?600000", 5000, "... (truncated)"),
     ] {
-        let told = stage.told("http_get", &json!({"url": stage.at("api.test", path)})).await;
+        let told = stage.error_text("http_get", &json!({"url": stage.at("api.test", path)})).await;
         let want = format!("<tool_response>{}{marker}</tool_response>", "z".repeat(kept));
         assert!(told == want, "{path}: {} {:.50}", told.len(), told);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_itself_a_call_takes_thirty_seconds_at_most() {
-    let stage = stage(TOOLS, "[plans.p]\ncalls_per_minute = 10").await;
+async fn the_default_timeout_of_a_call_is_thirty_seconds() {
+    let stage = start(TOOLS, "[plans.p]\ncalls_per_minute = 10").await;
     let told = stage.lab.ask_self().await;
     assert_eq!(told["limits"]["tools"]["request_timeout_s"], 30.0, "{told:#}");
 }
@@ -196,10 +196,10 @@ impl Lab {
     }
 }
 
-/// The field, then the URL, then the credential, then the scan, then DNS, and only then the origin.
+/// The order of the checks: the field, the URL, the credential, the scan, DNS, and finally the origin.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_several_things_that_are_wrong_the_first_is_told() {
-    let stage = stage(TOOLS, "").await;
+async fn of_several_errors_the_first_is_reported() {
+    let stage = start(TOOLS, "").await;
     let (evil, gone) = ("https://evil.test/".to_owned(), stage.at("x.gone.test", "/"));
     let api = |url: &str, credential: &str, note: &str| {
         let mut input = json!({"method": "POST", "url": url, "headers": {"X-Note": note}, "body": {"note": note}});
@@ -233,20 +233,20 @@ async fn of_several_things_that_are_wrong_the_first_is_told() {
     ];
     for (what, mut input, want) in rows {
         let tool = input.as_object_mut().unwrap().remove("_tool");
-        let told = stage.told(tool.as_ref().and_then(Value::as_str).unwrap_or("api_call"), &input).await;
+        let told = stage.error_text(tool.as_ref().and_then(Value::as_str).unwrap_or("api_call"), &input).await;
         assert!(told.starts_with(want), "{what}: {told}");
         assert!(!told.contains(KEY), "{what}: {told}");
     }
     assert_eq!(stage.lab.dns.queries("evil.test"), 0);
     assert!(stage.lab.dns.queries("x.gone.test") > 0);
-    // Where only DNS is left to fail, the scan comes first, and nobody is asked.
+    // If only DNS can fail, the scan comes first, and no query is sent.
     let before = stage.lab.dns.queries("y.gone.test");
     for input in [
         json!({"url": stage.at("y.gone.test", "/"), "body": {"note": KEY}}),
         json!({"url": stage.at("y.gone.test", "/"), "body": {}, "headers": {"X-Note": KEY}}),
         json!({"url": stage.at("y.gone.test", &format!("/?q={}", STANDARD.encode(KEY))), "body": {}}),
     ] {
-        let told = stage.told("http_post", &input).await;
+        let told = stage.error_text("http_post", &input).await;
         let want = "Error: Blocked -- Credential MY_KEY detected in outbound request. This has been logged.";
         assert_eq!(told, want, "{input}");
     }

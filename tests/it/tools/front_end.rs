@@ -1,4 +1,4 @@
-//! The tool front-end: what a model's calls come to, seen by the model, the origin and the record.
+//! The tool front-end: the effects of a model's calls as seen by the model, the origin and the record.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -11,14 +11,14 @@ use exeat::tool::registry::{Handler, RegisterError, Registration, Registry, Runn
 use exeat::tool::task::Task;
 use serde_json::{Value, json};
 
-use crate::lab::{Ground, KEY, Lab, Origin, TOKEN};
+use crate::lab::{KEY, Lab, LabBuilder, Origin, TOKEN};
 
-/// The front-end as a process, beside a lab.
+/// Runs the front-end as a process with the proxy of a lab.
 pub fn tools(lab: &Lab, arguments: &[&str], stdin: &str) -> Output {
     tools_at(&[("EXEAT_PROXY", &format!("http://t:{TOKEN}@{}", lab.proxy))], arguments, stdin)
 }
 
-/// The front-end as a process that finds its proxy in these variables.
+/// Runs the front-end as a process that finds its proxy in these variables.
 pub fn tools_at(variables: &[(&str, &str)], arguments: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_exeat-tools"))
         .args(arguments)
@@ -33,7 +33,7 @@ pub fn tools_at(variables: &[(&str, &str)], arguments: &[&str], stdin: &str) -> 
     child.wait_with_output().unwrap()
 }
 
-/// The result of one call.
+/// Returns the result of one call.
 pub async fn call(lab: &Lab, name: &str, input: &Value) -> Value {
     let (name, input) = (name.to_owned(), input.to_string());
     let output = tokio::task::block_in_place(|| tools(lab, &["call", &name, "--input", "-"], &input));
@@ -45,9 +45,9 @@ const ALL: &str = "integrations = [\"api\", \"webhook\"]\n\
     tools = [\"api_call\", \"http_get\", \"http_post\", \"http_request\", \"webhook\"]\nwebhook_urls = [\"HOOKS\"]";
 
 async fn lab(task: &str) -> (Lab, Origin, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
-    let hooks = ground.origin("hooks.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let hooks = builder.origin("hooks.test").await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
@@ -55,7 +55,7 @@ async fn lab(task: &str) -> (Lab, Origin, Origin) {
         origin.port(),
         task.replace("HOOKS", &format!("https://hooks.test:{}/services/secret-path", hooks.port())),
     );
-    (ground.proxy(&text).await, origin, hooks)
+    (builder.proxy(&text).await, origin, hooks)
 }
 
 fn printed(output: &Output) -> Value {
@@ -64,7 +64,7 @@ fn printed(output: &Output) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_comes_back_in_tags_with_all_that_is_known_of_it() {
+async fn an_answer_is_returned_in_tags_with_its_metadata() {
     let (lab, origin, _) = lab(ALL).await;
     let url = format!("https://api.test:{}/", origin.port());
     let given = json!({"method": "GET", "url": url, "credential": "KEY", "query_params": {"q": "a b"}});
@@ -84,7 +84,7 @@ async fn an_answer_comes_back_in_tags_with_all_that_is_known_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_is_json_whatever_the_tool() {
+async fn a_body_is_json_for_every_tool() {
     let (lab, origin, hooks) = lab(ALL).await;
     let body = json!({"text": "ü", "deep": [1, {"a": null}]});
     let api = format!("https://api.test:{}/", origin.port());
@@ -104,7 +104,7 @@ async fn a_body_is_json_whatever_the_tool() {
 
 /// The definitions as documented, key by key.
 #[tokio::test(flavor = "multi_thread")]
-async fn definitions_are_those_that_are_documented() {
+async fn definitions_match_the_documentation() {
     let (lab, ..) = lab(ALL).await;
     let definitions = printed(&tools(&lab, &["definitions"], ""));
     let documented = json!({
@@ -138,7 +138,7 @@ async fn definitions_are_those_that_are_documented() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn definitions_are_those_of_the_task_in_the_shape_that_is_wanted() {
+async fn definitions_list_the_tasks_tools_in_the_requested_format() {
     let (lab, ..) = lab("integrations = [\"api\"]\ntools = [\"http_get\"]").await;
     let rows = [
         ("anthropic", "/0/name", "/0/input_schema/type"),
@@ -159,7 +159,7 @@ async fn definitions_are_those_of_the_task_in_the_shape_that_is_wanted() {
     lab.ended(0).await;
 }
 
-/// In the order in which they stand there, and each is answered.
+/// Calls run in the order in which they are listed, and each is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_runs_in_order() {
     let (lab, origin, _) = lab(ALL).await;
@@ -187,13 +187,13 @@ async fn a_batch_runs_in_order() {
     assert_eq!(answers, want);
     let paths: Vec<_> = origin.seen().iter().map(|seen| seen.uri.path().to_owned()).collect();
     assert_eq!(paths, ["/first", "/second", "/third"]);
-    // A call that was never sent counts, too.
+    // A call that was never sent counts too.
     let reported = lab.audit().await.iter().filter(|line| line["path"] == "/v1/self/tool_calls").count();
     assert_eq!(reported, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_that_cannot_be_answered_is_not_run() {
+async fn an_unanswerable_batch_is_not_run() {
     let (lab, origin, _) = lab(ALL).await;
     let url = format!("https://api.test:{}/", origin.port());
     let one = |id: Value| json!({"type": "tool_use", "id": id, "name": "http_get", "input": {"url": url}});
@@ -211,7 +211,7 @@ async fn a_batch_that_cannot_be_answered_is_not_run() {
 }
 
 #[tokio::test]
-async fn without_a_proxy_nothing_is_sent_and_it_says_what_to_set() {
+async fn without_a_proxy_nothing_is_sent_and_the_variable_is_named() {
     let without = |place: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_exeat-tools"));
         command.args(["call", "http_get", "--input", "{\"url\":\"https://api.test/\"}"]);
@@ -236,7 +236,7 @@ async fn without_a_proxy_nothing_is_sent_and_it_says_what_to_set() {
     assert_eq!((&result["blocked"], &result["block_reason"]), (&json!(true), &json!("proxy_unreachable")));
 }
 
-/// A tool of somebody's own.
+/// A user-defined tool.
 struct Shout;
 
 impl Handler for Shout {
@@ -262,7 +262,7 @@ fn shout(name: &str, requires: Option<&str>) -> Registration {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_of_ones_own_stand_beside_ours() {
+async fn user_defined_tools_are_listed_with_the_built_in_ones() {
     let (lab, ..) = lab(ALL).await;
     let proxy = Proxy::at(&format!("http://t:{TOKEN}@{}", lab.proxy), None).unwrap();
     let mut registry = Registry::builtin();
@@ -292,7 +292,7 @@ async fn tools_of_ones_own_stand_beside_ours() {
 
 /// A tool whose required credential cannot be selected is not offered.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_that_requires_a_credential_is_not_run_where_nobody_can_tell() {
+async fn a_tool_with_an_unverifiable_credential_is_not_run() {
     let (lab, ..) = lab(ALL).await;
     let mut registry = Registry::builtin();
     registry.register(shout("of_key", Some("KEY"))).unwrap();

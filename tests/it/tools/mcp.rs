@@ -1,4 +1,4 @@
-//! The tools for clients of the Model Context Protocol: what such a client sees, and what the record says.
+//! The tools for clients of the Model Context Protocol: results as seen by the client, and in the record.
 
 use std::net::SocketAddr;
 use std::process::{Output, Stdio};
@@ -13,28 +13,28 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::lab::{self, Ground, KEY, Lab, Origin, PATIENCE, Reply, TOKEN};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, Reply, TIMEOUT, TOKEN};
 use crate::tools::front_end::tools_at;
 
 const BEARER: &str = "a-bearer-token-of-more-than-24-bytes";
 
 async fn lab() -> (Lab, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\ncredentials = [\"KEY\"]\nintegrations = [\"api\"]\ntools = [\"api_call\", \"http_get\"]\n",
         origin.port(),
     );
-    (ground.proxy(&text).await, origin)
+    (builder.proxy(&text).await, origin)
 }
 
 fn url(origin: &Origin, path: &str) -> String {
     format!("https://api.test:{}{path}", origin.port())
 }
 
-/// The server as a process, which ends with it.
+/// Returns the server as a process, which is killed on drop.
 fn mcp(proxy: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_exeat-tools"));
     command.arg("mcp").args(arguments).env_remove("HTTPS_PROXY").env_remove("EXEAT_LOG").env("EXEAT_PROXY", proxy);
@@ -46,7 +46,8 @@ fn proxy_of(lab: &Lab) -> String {
     format!("http://t:{TOKEN}@{}", lab.proxy)
 }
 
-/// Stands before the proxy, and sees which calls are dropped: the proxy takes a connection's end for a half of it.
+/// A relay in front of the proxy that detects dropped calls: the proxy itself sees the end of a connection as a
+/// half-close.
 struct Relay {
     at: SocketAddr,
     dropped: Arc<AtomicUsize>,
@@ -99,12 +100,12 @@ async fn connect(to: SocketAddr) -> TcpStream {
 async fn until(done: impl Fn() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// The lines of what was asked of others, by their events.
+/// Returns the lines with this event for requests to other hosts.
 async fn lines(lab: &Lab, event: &str) -> Vec<Value> {
     let mut lines = lab.audit().await;
     lines.retain(|line| line["event"] == event && !line["host"].is_null());
@@ -125,8 +126,8 @@ impl Client {
         Self { stdin: child.stdin.take(), stdout, child }
     }
 
-    /// With the handshake done.
-    async fn begun(proxy: &str) -> Self {
+    /// Starts a client and completes the handshake.
+    async fn initialized(proxy: &str) -> Self {
         let mut client = Self::start(proxy);
         client.send(&initialize()).await;
         let answer = client.read().await;
@@ -141,12 +142,13 @@ impl Client {
 
     async fn line(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().unwrap();
-        timeout(PATIENCE, stdin.write_all(format!("{line}\n").as_bytes())).await.unwrap().unwrap();
+        timeout(TIMEOUT, stdin.write_all(format!("{line}\n").as_bytes())).await.unwrap().unwrap();
     }
 
-    /// The next message: nothing else may stand on stdout.
+    /// Reads the next message. Anything else on stdout is an error.
     async fn read(&mut self) -> Value {
-        let line = timeout(PATIENCE, self.stdout.next_line()).await.expect("an answer").unwrap().expect("it goes on");
+        let line =
+            timeout(TIMEOUT, self.stdout.next_line()).await.expect("an answer").unwrap().expect("the stream continues");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
@@ -163,10 +165,10 @@ impl Client {
         answer["result"].clone()
     }
 
-    /// Says no more, and waits for the end.
+    /// Closes standard input and waits for the end.
     async fn end(mut self) -> Output {
         drop(self.stdin.take());
-        timeout(PATIENCE, self.child.wait_with_output()).await.expect("it ends").unwrap()
+        timeout(TIMEOUT, self.child.wait_with_output()).await.expect("the connection closes").unwrap()
     }
 }
 
@@ -184,7 +186,7 @@ fn text(result: &Value) -> (&str, bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_are_those_of_the_task_and_calls_are_judged() {
+async fn the_tasks_tools_are_listed_and_calls_are_checked() {
     let (lab, origin) = lab().await;
     let mut client = Client::start(&proxy_of(&lab));
     client.send(&initialize()).await;
@@ -245,7 +247,7 @@ async fn tools_are_those_of_the_task_and_calls_are_judged() {
 async fn a_cancelled_call_is_dropped_and_has_no_answer() {
     let (lab, origin) = lab().await;
     let relay = Relay::before(&lab).await;
-    let mut client = Client::begun(&relay.proxy()).await;
+    let mut client = Client::initialized(&relay.proxy()).await;
     let arguments = json!({"url": url(&origin, "/stall")});
     let params = json!({"name": "http_get", "arguments": arguments, "_meta": {"progressToken": "p"}});
     client.send(&request(1, "tools/call", params)).await;
@@ -261,7 +263,7 @@ async fn a_cancelled_call_is_dropped_and_has_no_answer() {
         before = progress;
     }
     assert_eq!(origin.seen().len(), 1);
-    // Others go on meanwhile.
+    // Other calls continue meanwhile.
     client.send(&request(2, "tools/call", json!({"name": "http_get", "arguments": {"url": url(&origin, "/")}}))).await;
     while client.read().await["id"] != 2 {}
     let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
@@ -269,7 +271,7 @@ async fn a_cancelled_call_is_dropped_and_has_no_answer() {
     relay.dropped().await;
     let decided = lines(&lab, "decided").await;
     assert_eq!((decided.len(), &decided[0]["path"]), (2, &json!("/stall")), "{decided:#?}");
-    // Two seconds in which nothing more is said of it.
+    // For two seconds, no further message about it arrives.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     let mut said = Vec::new();
     client.send(&request(3, "ping", json!({}))).await;
@@ -281,10 +283,10 @@ async fn a_cancelled_call_is_dropped_and_has_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_ends_with_stdin_and_drops_what_is_under_way() {
+async fn the_server_ends_with_stdin_and_drops_running_calls() {
     let (lab, origin) = lab().await;
     let relay = Relay::before(&lab).await;
-    let mut client = Client::begun(&relay.proxy()).await;
+    let mut client = Client::initialized(&relay.proxy()).await;
     client
         .send(&request(1, "tools/call", json!({"name": "http_get", "arguments": {"url": url(&origin, "/stall")}})))
         .await;
@@ -299,7 +301,7 @@ async fn it_ends_with_stdin_and_drops_what_is_under_way() {
     client.send(&request(1, "tools/list", json!({}))).await;
     drop(client.stdin.take());
     assert_eq!((client.read().await["id"].clone(), client.read().await["id"].clone()), (json!(0), json!(1)));
-    // And no word at all is no failure.
+    // An empty input is not a failure.
     assert!(Client::start(&proxy_of(&lab)).end().await.status.success());
     let mut client = Client::start(&proxy_of(&lab));
     client.send(&json!({"jsonrpc": "2.0", "id": 1, "result": {}})).await;
@@ -308,9 +310,9 @@ async fn it_ends_with_stdin_and_drops_what_is_under_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_message_does_no_harm() {
+async fn invalid_messages_are_rejected() {
     let (lab, _) = lab().await;
-    let mut client = Client::begun(&proxy_of(&lab)).await;
+    let mut client = Client::initialized(&proxy_of(&lab)).await;
     let deep = "[".repeat(100_000);
     let rows = ["", "GET / HTTP/1.1", "{", "\u{0}\u{7f}", "[]", "[1]", "1", "{}", "\"x\"", &deep];
     for line in rows {
@@ -344,14 +346,14 @@ async fn what_is_no_message_does_no_harm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_proxy_that_cannot_be_asked_is_said_in_words() {
+async fn an_unreachable_proxy_is_reported() {
     let (lab, origin) = lab().await;
     let rows = [
         ("http://t:token@127.0.0.1:9".to_owned(), "no proxy can be reached at http://127.0.0.1:9"),
         (format!("http://t:wrong-token-wrong-token-wrong@{}", lab.proxy), "(caller_unknown)"),
     ];
     for (proxy, want) in rows {
-        let mut client = Client::begun(&proxy).await;
+        let mut client = Client::initialized(&proxy).await;
         let answer = client.ask(1, "tools/list", json!({})).await;
         let words = answer["error"]["message"].as_str().unwrap();
         assert!(answer["error"]["code"] == -32603 && words.contains(want) && !words.contains("token@"), "{answer}");
@@ -363,7 +365,7 @@ async fn a_proxy_that_cannot_be_asked_is_said_in_words() {
     }
 }
 
-/// Names and values, of fields or variables.
+/// Names and values of fields or variables.
 type Pairs<'a> = &'a [(&'a str, &'a str)];
 
 /// The server over HTTP.
@@ -377,10 +379,10 @@ impl Served {
         let mut command = mcp(proxy, &[&["--listen", "127.0.0.1:0"], arguments].concat());
         let mut child = command.env("EXEAT_MCP_TOKEN", BEARER).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap_or_default();
+        let line = timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap().unwrap_or_default();
         let at = line.strip_prefix("exeat-tools: MCP at http://").and_then(|at| at.strip_suffix("/mcp"));
         let at = at.unwrap_or_else(|| panic!("{line}")).to_owned();
-        // Somebody must read what follows.
+        // The rest must be read, or the pipe fills up.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Self { child, at }
     }
@@ -389,12 +391,12 @@ impl Served {
         connect(self.at.parse().unwrap()).await
     }
 
-    /// Bytes in, bytes out.
+    /// Sends raw bytes and returns the answer.
     async fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.stream().await;
         let _ = stream.write_all(bytes).await;
         let mut answer = Vec::new();
-        let _ = timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("it ends");
+        let _ = timeout(TIMEOUT, stream.read_to_end(&mut answer)).await.expect("the connection closes");
         String::from_utf8_lossy(&answer).into_owned()
     }
 
@@ -411,7 +413,7 @@ impl Served {
         Reply::read(response).await
     }
 
-    /// In a session, or on the way to one; the last message of the answer.
+    /// Sends a message in a session, or to start one. Returns the answer and its last message.
     async fn post(&self, session: Option<&str>, message: &Value) -> (Reply, Value) {
         let bearer = format!("bearer {BEARER}");
         let mut fields = vec![("authorization", &*bearer), ("content-type", "application/json")];
@@ -436,13 +438,13 @@ impl Served {
         let pid = rustix::process::Pid::from_raw(self.child.id().unwrap() as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let start = Instant::now();
-        let status = timeout(PATIENCE, self.child.wait()).await.expect("it ends").unwrap();
+        let status = timeout(TIMEOUT, self.child.wait()).await.expect("the connection closes").unwrap();
         (status.code(), start.elapsed())
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_http_it_serves_who_has_the_token_and_comes_from_no_page() {
+async fn over_http_it_requires_the_token_and_refuses_browsers() {
     let (lab, _) = lab().await;
     let allowed = ["--allow-host", "box.test:8080", "--allow-origin", "https://app.test"];
     let served = Served::start(&proxy_of(&lab), &allowed).await;
@@ -501,7 +503,7 @@ async fn over_http_it_serves_who_has_the_token_and_comes_from_no_page() {
     for (bytes, want) in rows {
         let answer = served.raw(bytes.as_bytes()).await;
         let status = answer.get(9..12).unwrap_or_default();
-        // A peer that writes on may lose the answer.
+        // A peer that continues to write may lose the answer.
         assert!(status == want || answer.is_empty() && bytes.len() > 1_000_000, "{want}: {answer}");
     }
     assert_eq!(served.term().await.0, Some(0));
@@ -527,7 +529,7 @@ async fn a_session_over_http() {
     assert!(text(&got["result"]).1, "{got}");
     assert_eq!(lines(&lab, "refused").await[0]["code"], "host_not_allowed");
 
-    // One that nobody wants any more: its stream ends, and no answer is on it.
+    // A cancelled call: its stream ends without an answer.
     let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 4}});
     let slow = call(4, "/stall");
     let (slow, ()) = tokio::join!(served.post(Some(&session), &slow), async {
@@ -537,7 +539,7 @@ async fn a_session_over_http() {
     assert!(slow.1.is_null(), "{slow:?}");
     relay.dropped().await;
 
-    // Sessions have an end, and know no others.
+    // Sessions end, and cannot access each other.
     let bearer = format!("Bearer {BEARER}");
     let fields = [("authorization", &*bearer), ("mcp-session-id", &*session)];
     assert_eq!(served.ask(Method::DELETE, "/mcp", &fields, "").await.status, 202);
@@ -560,7 +562,7 @@ async fn a_call_may_end_before_the_server_does() {
     let served = Served::start(&relay.proxy(), &[]).await;
     assert_eq!(Served::start(&proxy_of(&lab), &[]).await.term().await.0, Some(0));
     let session = served.session().await;
-    // A stream that has no end of its own does not hold it up.
+    // A stream without an end of its own does not delay the shutdown.
     let head = format!(
         "GET /mcp HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {BEARER}\r\nAccept: text/event-stream\r\nMcp-Session-Id: {session}\r\n\r\n",
         served.at
@@ -606,15 +608,15 @@ async fn it_does_not_listen_without_a_token_or_to_the_network() {
     for (arguments, variables, want) in rows {
         let mut command = mcp("http://t:token@127.0.0.1:9", arguments);
         command.env_remove("EXEAT_MCP_TOKEN").envs(variables.iter().copied()).stdin(Stdio::null());
-        let output = timeout(PATIENCE, command.output()).await.expect("it ends").unwrap();
+        let output = timeout(TIMEOUT, command.output()).await.expect("the connection closes").unwrap();
         let words = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && words.contains(want), "{arguments:?}: {output:?}");
         assert!(!words.contains("short") && !words.contains("long enough"), "{words}");
     }
 }
 
-/// The results seen by the official SDK, with the old lifecycle and that of 2026-07-28.
-async fn official(lab: &Lab, proxy: &str, origin: &Origin, place: &str, mode: &str) -> Value {
+/// Runs the official SDK with the old lifecycle and that of 2026-07-28, and returns its results.
+async fn run_official_client(lab: &Lab, proxy: &str, origin: &Origin, place: &str, mode: &str) -> Value {
     let folder = lab.dir.path().join("mcp_client.py");
     std::fs::write(&folder, include_str!("../clients/mcp_client.py")).unwrap();
     let python =
@@ -622,7 +624,7 @@ async fn official(lab: &Lab, proxy: &str, origin: &Origin, place: &str, mode: &s
     let mut command = Command::new(python.unwrap_or_else(|| "python3".into()));
     command.arg(folder).args([place, mode, &url(origin, "")]).env("EXEAT_PROXY", proxy).env("EXEAT_MCP_TOKEN", BEARER);
     command.env_remove("HTTPS_PROXY").kill_on_drop(true);
-    let output = timeout(PATIENCE * 3, command.output()).await.expect("it ends").unwrap();
+    let output = timeout(TIMEOUT * 3, command.output()).await.expect("the connection closes").unwrap();
     assert!(output.status.success(), "{mode}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -663,7 +665,7 @@ async fn the_official_client_over_stdio() {
     for (mode, version) in [("legacy", "2025-11-25"), ("auto", "2026-07-28")] {
         let (lab, origin) = lab().await;
         let relay = Relay::before(&lab).await;
-        let saw = official(&lab, &relay.proxy(), &origin, env!("CARGO_BIN_EXE_exeat-tools"), mode).await;
+        let saw = run_official_client(&lab, &relay.proxy(), &origin, env!("CARGO_BIN_EXE_exeat-tools"), mode).await;
         assert_eq!(saw["version"], version);
         relay.dropped().await;
         assert_served(&lab, &origin, &saw).await;
@@ -677,7 +679,7 @@ async fn the_official_client_over_http() {
         let (lab, origin) = lab().await;
         let relay = Relay::before(&lab).await;
         let served = Served::start(&relay.proxy(), &[]).await;
-        let saw = official(&lab, &relay.proxy(), &origin, &format!("http://{}/mcp", served.at), mode).await;
+        let saw = run_official_client(&lab, &relay.proxy(), &origin, &format!("http://{}/mcp", served.at), mode).await;
         assert_eq!(saw["version"], version);
         relay.dropped().await;
         assert_served(&lab, &origin, &saw).await;
@@ -685,9 +687,9 @@ async fn the_official_client_over_http() {
     }
 }
 
-/// A library tells everything that it is sent, if it is let.
+/// A library logs every received message if its log level permits it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_call_says_is_in_no_log() {
+async fn no_log_contains_a_calls_text() {
     let (lab, _) = lab::simple().await;
     let at = format!("http://t:{TOKEN}@{}", lab.proxy);
     let message = |id: u32, method: &str, params: Value| {

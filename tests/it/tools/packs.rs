@@ -1,8 +1,8 @@
-//! Composed tools, end to end: a pack's template, the proxy that swaps and judges, and what the origin gets.
+//! Composed tools, end to end: a pack's template, the proxy's substitution and checks, and the request at the origin.
 
 use serde_json::{Value, json};
 
-use crate::lab::{Ground, KEY, Lab, Origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin};
 use crate::tools::front_end::tools;
 
 const PACK: &str = r#"
@@ -74,8 +74,8 @@ struct Place {
 }
 
 async fn place(task: &str, pack: impl Fn(&str) -> String) -> Place {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
@@ -84,10 +84,10 @@ async fn place(task: &str, pack: impl Fn(&str) -> String) -> Place {
         origin.port(),
         task.replace("PORT", &origin.port().to_string()),
     );
-    std::fs::write(ground.dir.path().join("query"), "a-key-for-queries").unwrap();
-    let file = ground.dir.path().join("pack.yaml");
+    std::fs::write(builder.dir.path().join("query"), "a-key-for-queries").unwrap();
+    let file = builder.dir.path().join("pack.yaml");
     std::fs::write(&file, pack(&PACK.replace("PORT", &origin.port().to_string()))).unwrap();
-    Place { lab: ground.proxy(&text).await, origin, pack: file }
+    Place { lab: builder.proxy(&text).await, origin, pack: file }
 }
 
 impl Place {
@@ -111,7 +111,7 @@ impl Place {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_is_put_in_by_the_proxy_and_by_nobody_before() {
+async fn only_the_proxy_inserts_a_secret() {
     let place = place(TASK, str::to_owned).await;
     let result = place.call("check_inventory", &json!({"sku": "A-1"}));
     assert_eq!(result["content"], "<tool_response>hello\n</tool_response>");
@@ -131,14 +131,14 @@ async fn a_secret_is_put_in_by_the_proxy_and_by_nobody_before() {
     assert_eq!(seen.uri.query(), Some("q=a%26key%3Db%20%24%7Bsecrets.QUERY%7D&key=a-key-for-queries"));
     assert!(!result.to_string().contains("a-key-for-queries"));
     assert!(result["url"].as_str().unwrap().ends_with("&key=$%7Bsecrets.QUERY%7D"), "{result}");
-    // By way of another tool, too.
+    // Also through another tool.
     let result = place.call("shelf", &json!({"place": "top"}));
     assert_eq!((&result["tool"], &result["response_status"]), (&json!("shelf"), &json!(200)), "{result}");
     assert_eq!(place.origin.last().uri.path(), "/inventory/shelf-top");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parameter_is_text_wherever_it_stands() {
+async fn a_parameter_is_text_in_every_place() {
     let place = place(TASK, str::to_owned).await;
     for (sku, path) in [
         ("${secrets.KEY}", "/inventory/$%7Bsecrets.KEY%7D"),
@@ -166,7 +166,7 @@ async fn a_parameter_is_text_wherever_it_stands() {
     let result = place.call("check_inventory", &json!({ "sku": KEY }));
     assert_eq!(result["block_reason"], "credential_leak", "{result}");
     assert!(!result.to_string().contains(KEY));
-    // Nor is it repeated where only a name can have been meant.
+    // It is not repeated where only a name can have been meant either.
     for given in [json!({"sku": "a", KEY: 1}), json!({"order": {KEY: {}}})] {
         let tool = if given.get("sku").is_some() { "check_inventory" } else { "ordered" };
         let result = place.call(tool, &given);
@@ -178,7 +178,7 @@ async fn a_parameter_is_text_wherever_it_stands() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parameter_leads_nowhere_that_the_template_does_not() {
+async fn a_parameter_cannot_change_the_templates_destination() {
     let place = place(TASK, str::to_owned).await;
     let port = place.origin.port();
     for path in ["@evil.test/", ".evil.test/", ":1@evil.test/", "0", "\\@evil.test"] {
@@ -186,7 +186,7 @@ async fn a_parameter_leads_nowhere_that_the_template_does_not() {
         assert_eq!(result["block_reason"], "request_malformed", "{path}: {result}");
     }
     assert_eq!(place.call("glued", &json!({"path": "/x"}))["response_status"], 200);
-    // Where the template leaves it to the parameter, the proxy judges.
+    // If the template leaves the URL to a parameter, the proxy checks it.
     let result = place.call("relay", &json!({"url": "https://evil.test/", "body": {}}));
     let text = result["content"].as_str().unwrap();
     assert!(text.starts_with("Error: URL blocked -- Domain evil.test not in any approved integration"), "{result}");
@@ -204,7 +204,7 @@ async fn a_parameter_leads_nowhere_that_the_template_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_sees_what_pack_and_task_allow() {
+async fn a_model_sees_the_tools_that_pack_and_task_allow() {
     let place = place(TASK, str::to_owned).await;
     assert_eq!(
         place.names(),
@@ -223,7 +223,7 @@ async fn a_model_sees_what_pack_and_task_allow() {
     }
 }
 
-/// A script of one operation.
+/// Returns a script of one operation.
 fn scripted(place: &Place, verb: &str, argument: &str) -> String {
     let script = json!({ "operations": [{ "verb": verb, "args": [argument] }] });
     let call = json!({ "resourceId": "6f9619ff-8b86-d011-b42d-00cf4fc964ff", "sandboxId": "t", "script": script });
@@ -231,9 +231,9 @@ fn scripted(place: &Place, verb: &str, argument: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs of such a pack call no tools at all.
+/// Runs with such a pack call no tools at all.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pack_for_prompts_alone_takes_every_tool_away() {
+async fn a_pack_with_prompts_only_offers_no_tools() {
     let prompts = |pack: &str| {
         let bare = pack.replace("execution_mode: native", "execution_mode: prompt_eval");
         bare.lines().filter(|line| !line.contains("tool_policy")).map(|line| format!("{line}\n")).collect()
@@ -249,7 +249,7 @@ async fn a_pack_for_prompts_alone_takes_every_tool_away() {
     assert!(place.origin.seen().is_empty());
 }
 
-/// Its marks are other ones each time, and it is the same request.
+/// The placeholder marks differ each time, and the request is still the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_with_a_secret_passes_once_it_is_approved() {
     let task = "integrations = [\"api\", \"asked\"]\ntools = [\"http_request\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n\
@@ -258,16 +258,17 @@ async fn a_call_with_a_secret_passes_once_it_is_approved() {
     for (name, input) in [("check_inventory", json!({"sku": "A"})), ("by_key", json!({"q": "x"}))] {
         let result = place.call(name, &input);
         assert_eq!(result["block_reason"], "approval_pending", "{result}");
-        let (_, waiting) = place.lab.ask("GET", "/v1/approvals?state=pending", &Value::Null).await;
+        let (_, waiting) = place.lab.admin_request("GET", "/v1/approvals?state=pending", &Value::Null).await;
         let id = waiting[0]["id"].as_str().unwrap();
-        place.lab.ask("POST", &format!("/v1/approvals/{id}"), &json!({"decision": "approve"})).await;
+        place.lab.admin_request("POST", &format!("/v1/approvals/{id}"), &json!({"decision": "approve"})).await;
         let result = place.call(name, &input);
         assert_eq!(result["response_status"], 200, "{result}");
     }
     assert_eq!(place.origin.seen().len(), 2);
 }
 
-/// Off unless the pack says otherwise, whatever the task has; what the pack allows, the task may not.
+/// The network is off unless the pack enables it, whatever the task allows. If the pack allows it, the task may still
+/// not.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_network_is_off_by_default() {
     let offline = |pack: &str| pack.replace("sandbox: { network_access: true }", "sandbox: {}");
@@ -282,7 +283,7 @@ async fn the_network_is_off_by_default() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), line);
     let result = offline.call("http_request", &json!({"url": "https://api.test/"}));
     assert_eq!(result["content"], "Error: tool 'http_request' not enabled for this task");
-    // Nor by what a script of mk8.shell sends, which is a request of the same tool.
+    // This includes a script of mk8.shell, whose operations are requests of the same tool.
     for (verb, argument) in [("HttpGet", "https://api.test/"), ("NetDns", "api.test"), ("OpenUrl", "https://api.test/")]
     {
         let line = scripted(&offline, verb, argument);
@@ -299,7 +300,7 @@ async fn the_network_is_off_by_default() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mock_answers_in_tags_and_asks_nobody() {
+async fn a_mock_answers_in_tags_without_a_request() {
     let place = place(TASK, str::to_owned).await;
     let result = place.call("weather", &json!({"city": "Ghent"}));
     assert_eq!(result["content"], "<tool_response>&lt;/tool_response> rain</tool_response>");
@@ -308,7 +309,7 @@ async fn a_mock_answers_in_tags_and_asks_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_names_every_problem_or_the_gates() {
+async fn check_reports_every_problem_or_the_gates() {
     let place = place(TASK, str::to_owned).await;
     let check = |more: &[&str]| {
         let all = [&["pack", "check", place.pack.to_str().unwrap()], more].concat();
@@ -345,10 +346,9 @@ async fn a_check_names_every_problem_or_the_gates() {
     );
 }
 
-/// As heavy as arguments may be, more often than there are places to check them. Each of them ends, so whoever comes
-/// next is served.
+/// Arguments of the maximum size, more of them than can be checked at once. Each check ends, so later calls are served.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_arguments_hold_up_nobody_else_for_long() {
+async fn heavy_arguments_do_not_delay_others_for_long() {
     let tree = r##"
     - name: tree
       description: A schema that refers to itself
@@ -364,7 +364,7 @@ async fn heavy_arguments_hold_up_nobody_else_for_long() {
     let leaves = json!(vec![1; 800]);
     let deep = (0..55).fold(leaves.clone(), |inner, _| json!([inner, leaves]));
     let heavy = vec![("tree", json!({ "a": deep })); 5];
-    // Each waits for two seconds at most, and a busy machine is slow.
+    // Each waits for two seconds at most, and a loaded machine is slow.
     let calls = heavy.into_iter().chain(vec![("check_inventory", json!({"sku": "A"})); 10]);
     let calls: Vec<Value> = calls
         .enumerate()
@@ -385,7 +385,7 @@ async fn heavy_arguments_hold_up_nobody_else_for_long() {
 
 /// By every caller and every way in.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_packs_tools_are_called_by_all_ways() {
+async fn a_packs_tools_can_be_called_on_every_way() {
     let place = place(TASK, str::to_owned).await;
     let batch = json!([{"type": "tool_use", "id": "1", "name": "check_inventory", "input": {"sku": "A"}}]);
     let output = place.run(&["batch"], &batch.to_string());
@@ -411,7 +411,7 @@ async fn a_packs_tools_are_called_by_all_ways() {
     assert_eq!(paths, ["/inventory/A", "/inventory/B", "/inventory/C"]);
 }
 
-/// A pack of one mock whose parameters are this schema.
+/// Writes a pack of one mock whose parameters have this schema.
 fn with_schema(dir: &std::path::Path, schema: &Value) -> std::path::PathBuf {
     let tool = json!({"name": "tree", "parameters": schema, "implementation": {"type": "mock", "strategy": "echo"}});
     let other =
@@ -422,15 +422,15 @@ fn with_schema(dir: &std::path::Path, schema: &Value) -> std::path::PathBuf {
     file
 }
 
-fn checked(pack: &std::path::Path) -> (Option<i32>, String) {
+fn check(pack: &std::path::Path) -> (Option<i32>, String) {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_exeat-tools"));
     let output = command.args(["pack", "check"]).arg(pack).output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 
-/// Schemas of which a check need not end, or which need not come to an end when they are read.
+/// Schemas whose check may not end, or whose expansion may not end when they are read.
 #[test]
-fn references_that_multiply_are_refused_when_the_pack_is_read() {
+fn refuses_multiplying_references_in_a_pack() {
     let dir = tempfile::tempdir().unwrap();
     let both = json!([{"$ref": "#"}, {"$ref": "#"}]);
     let twice = json!({"type": "object", "properties": {"a": {"allOf": both}}});
@@ -468,15 +468,15 @@ fn references_that_multiply_are_refused_when_the_pack_is_read() {
         (chain, "nested deeper than"),
     ];
     for (schema, message) in rows {
-        let (status, words) = checked(&with_schema(dir.path(), &schema));
+        let (status, words) = check(&with_schema(dir.path(), &schema));
         let shown: String = schema.to_string().chars().take(300).collect();
         assert!(status == Some(2) && words.contains(message), "{shown}: {status:?} {words:.600}");
     }
 }
 
-/// Lists and trees, which tools take.
+/// Lists and trees, which tools use.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_may_refer_to_itself_in_one_way() {
+async fn a_schema_may_be_recursive_in_lists_and_trees() {
     let mut place = place(TASK, str::to_owned).await;
     let list = json!({"type": "object", "properties": {
         "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "value": {"type": "integer"}}});
@@ -492,7 +492,7 @@ async fn a_schema_may_refer_to_itself_in_one_way() {
         (&tree, &wrong, "arguments at /root/nodes/0/nodes/0: \\\"name\\\" is a required property"),
     ] {
         let file = with_schema(place.lab.dir.path(), schema);
-        assert_eq!(checked(&file).0, Some(0));
+        assert_eq!(check(&file).0, Some(0));
         place.pack = file;
         let said = place.run(&["call", "tree", "--input", "-"], &arguments.to_string());
         let said = String::from_utf8_lossy(&said.stdout).into_owned();

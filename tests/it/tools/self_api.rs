@@ -1,4 +1,4 @@
-//! The proxy's own paths: what a sandbox may ask the proxy itself, and what that costs.
+//! The proxy's own paths: what a sandbox may request from the proxy itself, and at what cost.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,41 +20,41 @@ use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::{auth, empty, h1, read_head};
-use crate::lab::{Ground, KEY, Lab, Origin, PATIENCE, Reply, origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin, Reply, TIMEOUT, origin};
 
-/// A proxy whose task `t` lists one tool, and so makes no raw requests; and what can be reached from it.
-struct Here {
+/// A proxy whose task `t` lists one tool and therefore makes no raw requests, and the hosts that it can reach.
+struct Setup {
     lab: Lab,
-    /// Believed.
+    /// An origin with a trusted certificate.
     api: Origin,
-    /// Signed by nobody but itself, in the name of a credential.
+    /// An origin with a self-signed certificate whose common name is a credential's value.
     other: Origin,
-    /// Nobody listens there.
+    /// A port on which nothing listens.
     closed: u16,
     _closed: Socket,
-    /// The token of an execution that was started, and of one that was stopped.
+    /// The token of a running execution, and that of a stopped one.
     token: String,
     stopped: String,
 }
 
-/// A credential's value that is too short to be looked for in what others send.
+/// A credential's value that is too short to be searched for in requests.
 const SHORT: &str = "q7-2zt9lmx4vb";
 
 const APPROVAL: &str = "0190aaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
-async fn here(plan: &str) -> Here {
-    let ground = Ground::new().await;
-    let api = ground.origin("api.test").await;
-    let other = Origin::https(stranger("other.test")).await;
-    // Bound, so that nobody else comes there, and not listening.
+async fn start(plan: &str) -> Setup {
+    let builder = LabBuilder::new().await;
+    let api = builder.origin("api.test").await;
+    let other = Origin::https(self_signed("other.test")).await;
+    // The socket is bound and does not listen, so no other process can take the port.
     let (unheard, closed) = socket();
     let closed = closed.port();
-    std::fs::write(ground.dir.path().join("short"), SHORT).unwrap();
+    std::fs::write(builder.dir.path().join("short"), SHORT).unwrap();
     for name in ["other.test", "open.test"] {
-        ground.dns.set(name, &["127.0.0.1"]);
+        builder.dns.set(name, &["127.0.0.1"]);
     }
-    ground.dns.set("inside.test", &["127.0.0.1", "10.0.0.7"]);
-    let (token, stopped) = begun(&ground).await;
+    builder.dns.set("inside.test", &["127.0.0.1", "10.0.0.7"]);
+    let (token, stopped) = start_executions(&builder).await;
     let ports = format!("ports = [{}, {}, {closed}]", api.port(), other.port());
     let text = format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\n{plan}\n\
@@ -67,7 +67,7 @@ async fn here(plan: &str) -> Here {
          [tasks.free]\nintegrations = [\"api\"]\ncredentials = [\"SHORT\"]\n",
         if plan.is_empty() { "" } else { "plan = \"p\"" },
     );
-    Here { lab: ground.proxy(&text).await, api, other, closed, _closed: unheard, token, stopped }
+    Setup { lab: builder.proxy(&text).await, api, other, closed, _closed: unheard, token, stopped }
 }
 
 fn socket() -> (Socket, SocketAddr) {
@@ -77,8 +77,8 @@ fn socket() -> (Socket, SocketAddr) {
     (socket, address)
 }
 
-/// An origin that vouches for itself, and has a value in its certificate.
-fn stranger(name: &str) -> Arc<ServerConfig> {
+/// Returns a self-signed certificate that contains a value.
+fn self_signed(name: &str) -> Arc<ServerConfig> {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     params.distinguished_name.push(DnType::CommonName, KEY);
@@ -88,9 +88,10 @@ fn stranger(name: &str) -> Arc<ServerConfig> {
     Arc::new(builder.unwrap().with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap())
 }
 
-/// Begins two executions of `t` before the proxy runs: one goes on and has asked for an approval, one is stopped.
-async fn begun(ground: &Ground) -> (String, String) {
-    let ledger = Ledger::embedded(&ground.dir.path().join("ledger.exeat")).unwrap();
+/// Starts two executions of `t` before the proxy runs: one is running and has requested an approval, the other is
+/// stopped.
+async fn start_executions(builder: &LabBuilder) -> (String, String) {
+    let ledger = Ledger::embedded(&builder.dir.path().join("ledger.exeat")).unwrap();
     let now = Millis::now();
     let mut tokens = Vec::new();
     for digit in ["1", "2"] {
@@ -125,7 +126,7 @@ async fn begun(ground: &Ground) -> (String, String) {
     (tokens[0].clone(), tokens[1].clone())
 }
 
-impl Here {
+impl Setup {
     async fn ask(&self, who: &str, method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> Reply {
         let mut request = Request::builder().method(method).uri(path).header("host", self.lab.proxy.to_string());
         for (name, value) in [("proxy-authorization", who)].iter().filter(|(_, who)| !who.is_empty()).chain(fields) {
@@ -142,7 +143,7 @@ impl Here {
     }
 
     /// Returns the document at a path.
-    async fn told(&self, path: &str) -> Value {
+    async fn document(&self, path: &str) -> Value {
         let reply = self.get(path).await;
         assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("application/json")), "{reply:?}");
         reply.problem()
@@ -156,7 +157,7 @@ impl Here {
         format!("Bearer {}", self.token)
     }
 
-    /// The record of an execution's tool calls, as its operator sees it, once there are so many.
+    /// Waits until the record has this many tool calls of an execution, and returns it as its operator sees it.
     async fn tool_calls(&self, execution: &str, most: usize) -> Vec<Value> {
         let token = std::fs::read_to_string(self.lab.dir.path().join("admin.token")).unwrap();
         let address = self.lab.daemon.admin_address().unwrap();
@@ -172,19 +173,19 @@ impl Here {
             if let Some(calls) = reply.problem().as_array().filter(|calls| calls.len() >= most) {
                 return calls.clone();
             }
-            assert!(start.elapsed() < PATIENCE, "{reply:?}");
+            assert!(start.elapsed() < TIMEOUT, "{reply:?}");
             tokio::task::yield_now().await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everyone_is_told_who_they_are_and_what_is_left() {
+async fn callers_see_their_identity_and_remaining_limits() {
     let plan = "[plans.p]\ncalls_per_execution = 20\ncalls_per_minute = 10\nrequests_per_second = 100\nburst = 100\n\
                 concurrent = 5\nmax_response_bytes = 500_000\nrequest_timeout = \"9s\"";
-    let here = here(plan).await;
+    let here = start(plan).await;
     assert_eq!(here.report(&json!({ "tool": "http_get", "block_reason": "url_blocked" })).await.status, 200);
-    let told = here.told("/v1/self").await;
+    let told = here.document("/v1/self").await;
     assert_eq!((&told["task"], &told["execution"]["id"]), (&json!("t"), &json!("t")), "{told:#}");
     assert_eq!((&told["tools"], &told["raw"]), (&json!(["http_get"]), &json!(false)), "{told:#}");
     assert_eq!(told["webhooks"], false, "{told:#}");
@@ -207,12 +208,12 @@ async fn everyone_is_told_who_they_are_and_what_is_left() {
     }
     assert_eq!(told["limits"]["raw"]["calls_left"], Value::Null);
     assert!(!told.to_string().contains(KEY));
-    // One line, and no host; a question is not a tool call, whatever it says.
+    // One line without a host. A request to these paths is not a tool call, whatever its fields say.
     let line = here.lab.ended(1).await;
     let said = [&line["event"], &line["verdict"], &line["path"], &line["task"], &line["execution"]];
     assert_eq!(said, ["closed", "allow", "/v1/self", "t", "t"], "{line}");
     assert!(line["host"].is_null() && line["tool"].is_null(), "{line}");
-    // An execution that was started asks with its token, and is told of itself alone.
+    // A started execution authenticates with its token, and sees only itself.
     let reply = here.ask(&here.bearer(), "GET", "/v1/self", &[("exeat-tool", "http_get")], b"").await;
     let told = reply.problem();
     assert_eq!((&told["task"], &told["execution"]["id"]), (&json!("t"), &json!("1".repeat(32))), "{told:#}");
@@ -222,8 +223,8 @@ async fn everyone_is_told_who_they_are_and_what_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_static_execution_that_made_no_call_is_told_of_itself_too() {
-    let told = here("").await.told("/v1/self").await;
+async fn an_unused_static_execution_sees_itself_too() {
+    let told = start("").await.document("/v1/self").await;
     assert_eq!((&told["execution"]["id"], &told["execution"]["calls"]), (&json!("t"), &json!(0)), "{told:#}");
     assert_eq!(told["limits"]["tools"]["calls_left"], Value::Null);
 }
@@ -232,7 +233,7 @@ async fn a_static_execution_that_made_no_call_is_told_of_itself_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connect_to_one_of_these_paths_ends_its_connection() {
     for path in ["/v1/self", "/v1/self/ca.pem", "/v1/self/approvals/x", "/v1/self/tool_calls", "/v1/self/resolve"] {
-        let here = here("").await;
+        let here = start("").await;
         let behind = "GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}\r\n";
         let told = here.lab.raw(&format!("CONNECT {path} HTTP/1.1\r\nHost: x\r\n{{auth}}\r\n{behind}{behind}")).await;
         assert!(told.starts_with("HTTP/1.1 4"), "{path}: {told}");
@@ -244,8 +245,8 @@ async fn a_connect_to_one_of_these_paths_ends_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_interception_ca_is_for_its_clients_to_read() {
-    let here = here("").await;
+async fn the_interception_ca_is_served_to_its_clients() {
+    let here = start("").await;
     let reply = here.get("/v1/self/ca.pem").await;
     assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("application/x-pem-file")));
     assert_eq!(reply.text(), here.lab.daemon.ca_pem());
@@ -254,7 +255,7 @@ async fn the_interception_ca_is_for_its_clients_to_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_approval_is_shown_to_its_own_execution_only() {
-    let here = here("").await;
+    let here = start("").await;
     let path = format!("/v1/self/approvals/{APPROVAL}");
     let reply = here.ask(&here.bearer(), "GET", &path, &[], b"").await;
     let told = reply.problem();
@@ -266,7 +267,7 @@ async fn an_approval_is_shown_to_its_own_execution_only() {
     assert_eq!((all.status.as_u16(), all.problem()), (200, json!({ "approvals": [told] })));
     let line = here.lab.ended(1).await;
     assert_eq!((&line["event"], &line["path"]), (&json!("closed"), &json!("/v1/self/approvals")), "{line}");
-    assert_eq!(here.told("/v1/self/approvals").await, json!({ "approvals": [] }), "never another's");
+    assert_eq!(here.document("/v1/self/approvals").await, json!({ "approvals": [] }), "never another's");
     let foreign = here.get(&path).await;
     let unknown = here.get("/v1/self/approvals/none").await;
     for reply in [&foreign, &unknown] {
@@ -278,8 +279,8 @@ async fn an_approval_is_shown_to_its_own_execution_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_unknown_or_stopped_is_told_nothing() {
-    let here = here("").await;
+async fn unknown_and_stopped_callers_get_no_information() {
+    let here = start("").await;
     let stopped = format!("Bearer {}", here.stopped);
     let paths = [
         ("GET", "/v1/self"),
@@ -305,13 +306,13 @@ async fn who_is_unknown_or_stopped_is_told_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_take_from_the_rate_and_the_others_are_calls() {
-    let here = here("[plans.p]\ncalls_per_execution = 3").await;
+async fn self_requests_use_the_rate_and_probes_are_calls() {
+    let here = start("[plans.p]\ncalls_per_execution = 3").await;
     let port = here.api.port();
     for _ in 0..5 {
-        here.told("/v1/self").await;
+        here.document("/v1/self").await;
     }
-    here.told(&format!("/v1/self/resolve?host=api.test&port={port}")).await;
+    here.document(&format!("/v1/self/resolve?host=api.test&port={port}")).await;
     here.get("/v1/self/resolve?host=nowhere.test").await.assert_refused(403, "host_not_allowed");
     assert_eq!(here.report(&json!({ "tool": "http_get", "block_reason": "url_blocked" })).await.status, 200);
     for path in ["resolve", "certificate", "probe"] {
@@ -319,14 +320,14 @@ async fn questions_take_from_the_rate_and_the_others_are_calls() {
         reply.assert_refused(429, "execution_limit");
     }
     here.report(&json!({ "tool": "x", "block_reason": "x" })).await.assert_refused(429, "execution_limit");
-    assert_eq!(here.told("/v1/self").await["limits"]["tools"]["calls_left"], 0);
+    assert_eq!(here.document("/v1/self").await["limits"]["tools"]["calls_left"], 0);
     assert_eq!(here.get("/v1/self/ca.pem").await.status, 200);
     assert_eq!(here.get("/v1/self/approvals").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_come_no_faster_than_calls_may() {
-    let here = here("[plans.p]\nrequests_per_second = 1\nburst = 2").await;
+async fn self_requests_are_limited_to_the_rate_of_calls() {
+    let here = start("[plans.p]\nrequests_per_second = 1\nburst = 2").await;
     let replies = join_all((0..40).map(|_| here.get("/v1/self/ca.pem"))).await;
     let refused: Vec<_> = replies.iter().filter(|reply| reply.status != 200).collect();
     assert!(!refused.is_empty() && refused.len() <= 38, "{}", refused.len());
@@ -338,10 +339,10 @@ async fn questions_come_no_faster_than_calls_may() {
     assert_eq!(lines.iter().filter(|line| line["code"] == "rate_limited").count(), refused.len());
 }
 
-/// Half a report keeps its place, and no longer than a call may take.
+/// Half a report keeps its place, but no longer than a call may take.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_that_stalls_has_a_place_and_an_end() {
-    let here = here("[plans.p]\nconcurrent = 1\nrequest_timeout = \"2s\"").await;
+async fn a_stalled_report_keeps_its_slot_until_its_timeout() {
+    let here = start("[plans.p]\nconcurrent = 1\nrequest_timeout = \"2s\"").await;
     let mut stream = here.lab.connect().await;
     let head = format!(
         "POST /v1/self/tool_calls HTTP/1.1\r\nHost: proxy\r\nProxy-Authorization: {}\r\nContent-Length: 100\r\n\
@@ -349,19 +350,19 @@ async fn a_report_that_stalls_has_a_place_and_an_end() {
         auth()
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // Its body is wanted: it has its place.
-    let go_on = tokio::time::timeout(PATIENCE, read_head(&mut stream)).await.unwrap();
+    // The report is admitted: the proxy asks for its body.
+    let go_on = tokio::time::timeout(TIMEOUT, read_head(&mut stream)).await.unwrap();
     assert!(go_on.starts_with("HTTP/1.1 100"), "{go_on}");
     stream.write_all(b"{").await.unwrap();
     here.get("/v1/self").await.assert_refused(429, "concurrency_limited");
     let mut answer = [0; 12];
-    tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"HTTP/1.1 504");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reported_call_is_stored_as_such() {
-    let here = here("").await;
+    let here = start("").await;
     let long = "x".repeat(3000);
     let call = json!({
         "tool": "http_get", "content": "not kept", "url": format!("https://u:p@api.test/{long}?key=1"),
@@ -408,8 +409,8 @@ async fn a_reported_call_is_stored_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_reported_call_is_refused() {
-    let here = here("").await;
+async fn invalid_reports_are_refused() {
+    let here = start("").await;
     let call = |tool: &str, reason: &str| json!({ "tool": tool, "block_reason": reason }).to_string();
     let escaped = KEY.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>();
     let rows: [(String, u16, &str); 9] = [
@@ -439,8 +440,8 @@ async fn what_cannot_be_a_reported_call_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_destination_is_judged_as_a_request_to_it_would_be() {
-    let here = here("").await;
+async fn a_destination_is_checked_like_a_request_to_it() {
+    let here = start("").await;
     let port = here.api.port();
     let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
     let proxy = here.lab.proxy.port();
@@ -471,17 +472,17 @@ async fn a_destination_is_judged_as_a_request_to_it_would_be() {
     assert_eq!(here.lab.dns.queries("api.test"), 0);
     let log = std::fs::read_to_string(here.lab.audit_file()).unwrap();
     assert!(!log.contains(&hex), "{log}");
-    // The one that names what is approved says so here, too.
+    // The refusal that lists the approved hosts does so here too.
     let problem = here.get("/v1/self/probe?host=nowhere.test").await.problem();
     assert!(problem["approved"].as_array().is_some_and(|hosts| hosts.contains(&json!("api.test"))), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn addresses_are_those_that_would_be_dialled() {
-    let here = here("").await;
+async fn reported_addresses_are_those_that_would_be_dialled() {
+    let here = start("").await;
     let port = here.api.port();
     for host in ["api.test", "open.test"] {
-        let told = here.told(&format!("/v1/self/resolve?host={host}&port={port}")).await;
+        let told = here.document(&format!("/v1/self/resolve?host={host}&port={port}")).await;
         assert_eq!(told, json!({ "host": host, "port": port, "addresses": ["127.0.0.1"] }));
     }
     assert_eq!(here.api.connections(), 0);
@@ -500,10 +501,10 @@ async fn addresses_are_those_that_would_be_dialled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_is_shown_and_whether_it_would_be_believed() {
-    let here = here("").await;
+async fn a_certificate_is_reported_with_its_validity() {
+    let here = start("").await;
     let (port, other) = (here.api.port(), here.other.port());
-    let told = here.told(&format!("/v1/self/certificate?host=api.test&port={port}")).await;
+    let told = here.document(&format!("/v1/self/certificate?host=api.test&port={port}")).await;
     assert_eq!((&told["valid"], &told["reason"]), (&json!(true), &Value::Null), "{told:#}");
     assert_eq!((&told["protocol"], &told["alpn"], &told["port"]), (&json!("TLSv1.3"), &json!("h2"), &json!(port)));
     let leaf = &told["chain"][0];
@@ -512,13 +513,13 @@ async fn a_certificate_is_shown_and_whether_it_would_be_believed() {
     assert_eq!(leaf["sha256"].as_str().map(str::len), Some(64));
     assert!(leaf["not_after"].as_str() > leaf["not_before"].as_str(), "{told:#}");
     assert!(leaf["serial"].as_str().is_some_and(|serial| serial.len() > 2), "{told:#}");
-    // Signed by nobody that is known; and by somebody known, for another name.
-    let told = here.told(&format!("/v1/self/certificate?host=other.test&port={other}")).await;
+    // Signed by an unknown issuer, and signed by a known issuer for another name.
+    let told = here.document(&format!("/v1/self/certificate?host=other.test&port={other}")).await;
     assert_eq!((&told["valid"], &told["chain"][0]["sans"]), (&json!(false), &json!(["other.test"])), "{told:#}");
     assert!(told["reason"].as_str().is_some_and(|why| why.contains("UnknownIssuer")), "{told:#}");
     assert_eq!(told["chain"][0]["subject"], format!("CN={}", "*".repeat(KEY.len())), "{told:#}");
     assert_eq!(told["chain"].as_array().map(Vec::len), Some(1));
-    let told = here.told(&format!("/v1/self/certificate?host=open.test&port={port}")).await;
+    let told = here.document(&format!("/v1/self/certificate?host=open.test&port={port}")).await;
     assert_eq!(told["valid"], false);
     assert!(told["reason"].as_str().is_some_and(|why| why.contains("not valid for")), "{told:#}");
     assert!(here.api.seen().is_empty() && here.other.seen().is_empty(), "nothing but the handshake was sent");
@@ -530,16 +531,16 @@ async fn a_certificate_is_shown_and_whether_it_would_be_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_speaks_no_tls_has_no_certificate() {
-    let ground = Ground::new().await;
+async fn a_server_without_tls_has_no_certificate() {
+    let builder = LabBuilder::new().await;
     let (babbler, _) = origin::raw("", b"220 smtp.example ESMTP\r\n").await;
     let (silent, _) = origin::raw("never", b"").await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let text = format!(
         "[proxy]\nhandshake_timeout = \"400ms\"\n[integrations.a]\nallowed_domains = [\"api.test\"]\n\
          ports = [{babbler}, {silent}]\n[tasks.t]\nintegrations = [\"a\"]\n"
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     for (port, status, code) in [(babbler, 502, "tls_failed"), (silent, 504, "connect_timed_out")] {
         let request = Request::builder()
             .uri(format!("/v1/self/certificate?host=api.test&port={port}"))
@@ -555,12 +556,12 @@ async fn what_speaks_no_tls_has_no_certificate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_is_open_or_closed_and_neither_is_a_refusal() {
-    let here = here("").await;
-    let told = here.told(&format!("/v1/self/probe?host=api.test&port={}", here.api.port())).await;
+async fn a_port_probe_reports_open_or_closed() {
+    let here = start("").await;
+    let told = here.document(&format!("/v1/self/probe?host=api.test&port={}", here.api.port())).await;
     assert_eq!((&told["open"], &told["address"]), (&json!(true), &json!("127.0.0.1")), "{told}");
     assert!(told["latency_ms"].as_f64().is_some_and(|took| took >= 0.0), "{told}");
-    let told = here.told(&format!("/v1/self/probe?host=open.test&port={}", here.closed)).await;
+    let told = here.document(&format!("/v1/self/probe?host=open.test&port={}", here.closed)).await;
     let want = json!({ "host": "open.test", "port": here.closed, "open": false, "reason": "connect_failed" });
     assert_eq!(told, want);
     let (open, closed) = (here.lab.ended(0).await, here.lab.ended(1).await);
@@ -570,8 +571,8 @@ async fn a_port_is_open_or_closed_and_neither_is_a_refusal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_path_takes_one_method_and_there_are_no_others() {
-    let here = here("").await;
+async fn each_path_accepts_one_method_and_other_paths_are_400() {
+    let here = start("").await;
     let rows = [
         ("POST", "/v1/self", "GET"),
         ("HEAD", "/v1/self", "GET"),
@@ -595,12 +596,12 @@ async fn each_path_takes_one_method_and_there_are_no_others() {
     for path in ["/", "/v1/selfish", "/v1/self/", "/v1/self/nothing", "/v1/self/approvals/", "/v1/self/approvals/a/b"] {
         here.get(path).await.assert_refused(400, "target_malformed");
     }
-    assert_eq!(here.told("/v1/self").await["execution"]["calls"], 0);
+    assert_eq!(here.document("/v1/self").await["execution"]["calls"], 0);
 }
 
 /// A listener whose backlog is full neither accepts nor refuses.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_does_not_answer_is_closed_within_connect_timeout() {
+async fn a_silent_port_is_reported_closed_within_connect_timeout() {
     let (listener, address) = socket();
     listener.listen(0).unwrap();
     let fillers: Vec<_> = (0..4)
@@ -611,10 +612,10 @@ async fn a_port_that_does_not_answer_is_closed_within_connect_timeout() {
             filler
         })
         .collect();
-    let ground = Ground::new().await;
-    ground.dns.set("api.test", &["127.0.0.1"]);
+    let builder = LabBuilder::new().await;
+    builder.dns.set("api.test", &["127.0.0.1"]);
     let text = format!("[upstream]\nconnect_timeout = \"300ms\"\n{}", crate::lab::allow_api(address.port()));
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let request = Request::builder()
         .uri(format!("/v1/self/probe?host=api.test&port={}", address.port()))
         .header("host", "proxy")
@@ -633,16 +634,16 @@ async fn a_port_that_does_not_answer_is_closed_within_connect_timeout() {
     drop(fillers);
 }
 
-/// Where the listener knows who asks, nothing has to be sent.
+/// If the listener identifies its peers, no token is needed.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_over_a_socket_file_needs_no_token() {
+async fn callers_on_a_unix_socket_need_no_token() {
     let uid = rustix::process::getuid().as_raw();
-    let ground = Ground::new().await;
+    let builder = LabBuilder::new().await;
     let text = format!(
         "[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\nunix_tasks = {{ {uid} = \"t\" }}\n{}",
         crate::lab::allow_api(443)
     );
-    let lab = ground.proxy(&text).await;
+    let lab = builder.proxy(&text).await;
     let stream = tokio::net::UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
     let request = Request::builder().uri("/v1/self").header("host", "proxy").body(empty()).unwrap();
     let told = Reply::read(h1(stream, request).await).await.problem();
@@ -651,26 +652,26 @@ async fn who_comes_over_a_socket_file_needs_no_token() {
 
 /// Requests inside a tunnel or with an authority are sent to the origin.
 #[tokio::test(flavor = "multi_thread")]
-async fn origins_may_have_such_paths_too() {
+async fn origins_may_use_the_same_paths() {
     let (lab, origin) = crate::lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let request = Request::builder().uri("/v1/self").header("host", &to).body(empty()).unwrap();
-    assert_eq!(lab.inside(&to, request).await.text(), "hello\n");
+    assert_eq!(lab.send_in_tunnel(&to, request).await.text(), "hello\n");
     assert_eq!(lab.get(&format!("https://{to}/v1/self")).await.text(), "hello\n");
     assert_eq!(origin.seen().len(), 2);
     assert!(origin.seen().iter().all(|seen| seen.uri.path() == "/v1/self"));
     assert_eq!(lab.ended(0).await["host"], "api.test");
 }
 
-/// A value that is overwritten in a certificate confirms a guess, as one in an answer does.
+/// A value that is redacted in a certificate confirms a guess, as one in an answer does.
 #[tokio::test(flavor = "multi_thread")]
 async fn values_in_certificates_are_finds() {
-    let here = here("[plans.p]\n[leak]\nmax_finds = 3").await;
+    let here = start("[plans.p]\n[leak]\nmax_finds = 3").await;
     let path = format!("/v1/self/certificate?host=other.test&port={}", here.other.port());
     for n in 0..3 {
         // The find that reaches the limit is not shown.
         if n < 2 {
-            let told = here.told(&path).await;
+            let told = here.document(&path).await;
             assert!(!told.to_string().contains(KEY) && told.to_string().contains("***"), "{told}");
         } else {
             here.get(&path).await.assert_refused(403, "execution_stopped");

@@ -1,14 +1,14 @@
-//! Tool calls on the proxy's side: which are let through, and what each may carry.
+//! Tool calls on the proxy's side: which are admitted, and what each may carry.
 
 use crate::lab::client::{Way, empty};
-use crate::lab::{Ground, KEY, Lab, Origin};
+use crate::lab::{KEY, Lab, LabBuilder, Origin};
 
 async fn lab(task: &str) -> (Lab, Origin, Origin) {
-    let ground = Ground::new().await;
-    let origin = ground.origin("api.test").await;
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
     let plain = Origin::http().await;
-    ground.dns.set("plain.test", &["127.0.0.1"]);
-    let hooks = ground.origin("hooks.test").await;
+    builder.dns.set("plain.test", &["127.0.0.1"]);
+    let hooks = builder.origin("hooks.test").await;
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
@@ -18,17 +18,17 @@ async fn lab(task: &str) -> (Lab, Origin, Origin) {
         plain.port(),
         task.replace("HOOKS", &format!("https://hooks.test:{}/services/secret-path", hooks.port())),
     );
-    (ground.proxy(&text).await, origin, hooks)
+    (builder.proxy(&text).await, origin, hooks)
 }
 
 const ALL: &str = "integrations = [\"api\", \"plain\", \"webhook\"]\n\
     tools = [\"api_call\", \"http_get\", \"http_post\", \"http_request\", \"webhook\"]\nwebhook_urls = [\"HOOKS\"]";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_call_is_judged_by_its_tool() {
+async fn a_tool_call_is_checked_by_the_rules_of_its_tool() {
     let (lab, origin, _) = lab(ALL).await;
     let url = format!("https://api.test:{}/", origin.port());
-    // Tool, method, whether a credential is named; what comes of it.
+    // Tool, method, whether a credential is named; the expected result.
     let rows = [
         ("api_call", "GET", true, None),
         ("api_call", "DELETE", true, None),
@@ -68,7 +68,7 @@ async fn a_tool_call_is_judged_by_its_tool() {
 
 /// Placeholders are swapped for `http_request` and raw requests only.
 #[tokio::test(flavor = "multi_thread")]
-async fn placeholders_are_not_swapped_for_other_tools() {
+async fn placeholders_are_not_replaced_for_other_tools() {
     let (lab, origin, _) = lab(ALL).await;
     let url = format!("https://api.test:{}/", origin.port());
     let mark = ("authorization", "Bearer ${secrets.KEY}");
@@ -84,7 +84,7 @@ async fn placeholders_are_not_swapped_for_other_tools() {
 /// Credentials that are always injected are injected into raw requests and `http_request`; tools that take no
 /// credential get none.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_always_goes_along_does_not_go_with_every_tool() {
+async fn always_injected_credentials_are_not_injected_for_every_tool() {
     let (lab, origin, hooks) = lab(&format!("{ALL}\nraw = true")).await;
     let port = origin.port();
     let text = format!(
@@ -121,7 +121,7 @@ async fn the_four_tools_are_https_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_lists_tools_makes_no_raw_requests_unless_it_may() {
+async fn a_task_with_tools_makes_no_raw_requests_by_default() {
     let task = "integrations = [\"api\"]\ntools = [\"http_get\"]";
     let (lab, origin, _) = lab(task).await;
     let url = format!("https://api.test:{}/", origin.port());
@@ -130,7 +130,7 @@ async fn a_task_that_lists_tools_makes_no_raw_requests_unless_it_may() {
         assert_eq!(lab.by(way, "GET", &url, &[("exeat-tool", "http_get")], "").await.status, 200);
         lab.by(way, "POST", &url, &[("exeat-tool", "http_post")], "").await.assert_refused(403, "tool_not_enabled");
     }
-    // It comes before the host: what is asked is not allowed wherever it goes.
+    // This is checked before the host, because the request is refused for every host.
     lab.get("https://elsewhere.test/").await.assert_refused(403, "raw_not_allowed");
     let opaque = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\nmode = \"opaque\"\n[tasks.t]\n{task}\n",
@@ -142,14 +142,14 @@ async fn a_task_that_lists_tools_makes_no_raw_requests_unless_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webhooks_go_to_registered_urls_only_and_their_paths_are_not_logged() {
+async fn webhooks_reach_registered_urls_only_and_their_paths_are_not_logged() {
     let (lab, _, hooks) = lab(ALL).await;
     let post = [("exeat-tool", "webhook")];
     let at = |port: u16| format!("https://hooks.test:{port}/services/another-path");
     let reply = lab.by(Way::Absolute, "POST", &at(hooks.port()), &post, "{}").await;
     assert_eq!(reply.status, 200, "scheme, host and port are what counts: {reply:?}");
     lab.by(Way::Absolute, "POST", &at(1), &post, "{}").await.assert_refused(403, "webhook_not_registered");
-    // No integration names it, so nothing else goes there.
+    // No integration names the host, so other requests to it are refused.
     let reply = lab.by(Way::Absolute, "POST", &at(hooks.port()), &[("exeat-tool", "http_post")], "").await;
     reply.assert_refused(403, "host_not_allowed");
     lab.ended(2).await;
@@ -169,24 +169,24 @@ async fn without_the_integration_there_are_no_webhooks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_leads_inside_is_looked_up_at_the_start_and_refused_at_each_call() {
-    let ground = Ground::new().await;
-    ground.dns.set("inside.test", &["10.0.0.7"]);
+async fn a_webhook_to_a_private_address_is_checked_at_start_and_at_each_call() {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("inside.test", &["10.0.0.7"]);
     let text =
         "[tasks.t]\nintegrations = [\"webhook\"]\ntools = [\"webhook\"]\nwebhook_urls = [\"https://inside.test/x\"]\n";
-    let lab = ground.proxy(text).await;
+    let lab = builder.proxy(text).await;
     let start = std::time::Instant::now();
     while lab.dns.queries("inside.test") == 0 {
-        assert!(start.elapsed() < crate::lab::PATIENCE, "nobody looked where it leads");
+        assert!(start.elapsed() < crate::lab::TIMEOUT, "nobody looked where it leads");
         tokio::task::yield_now().await;
     }
     let request = lab.absolute("POST", "https://inside.test/x").header("exeat-tool", "webhook").body(empty()).unwrap();
     lab.send(request).await.assert_refused(403, "address_not_allowed");
 }
 
-/// Where it went, as the log has it; the call's own client need not be told what it has asked for.
+/// The destination, as in the log. The client of the call itself need not be told the destination it requested.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_call_tells_where_it_went() {
+async fn a_refused_call_reports_its_destination() {
     const SHORT: &str = "q7-2zt9lmx4vb";
     let (lab, origin, hooks) = lab(&format!("{ALL}\nraw = true")).await;
     std::fs::write(lab.dir.path().join("short"), SHORT).unwrap();
@@ -241,7 +241,7 @@ async fn a_refused_call_tells_where_it_went() {
             Some(format!("{api}/sha256:")),
         ),
         (get, "GET", "https://u@api.test/p".to_owned(), "target_malformed", None),
-        // Its own values are overwritten, and found; those of others are no business of its.
+        // The task's own values are redacted and count as finds; values of other tasks are not searched for.
         (
             get,
             "GET",
@@ -264,7 +264,7 @@ async fn a_refused_call_tells_where_it_went() {
             Some("https://[redacted]/x".to_owned()),
         ),
         (post, "GET", format!("{api}/{SHORT}"), "method_not_allowed", Some(format!("{api}/{SHORT}"))),
-        // Where one stands is not told where it is the reason.
+        // The refusal does not say where the value is, if the value is its reason.
         (post, "POST", format!("{api}/{hex}"), "leak_detected", None),
     ];
     let finds = |code: &str, url: &str| code != "leak_detected" && (url.contains(&hex) || url.contains(in_path));
@@ -292,7 +292,7 @@ async fn a_refused_call_tells_where_it_went() {
     }
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
     assert!(!log.contains(&hex) && !log.contains(SHORT) && !log.contains("51H%2F8xPq"), "{log}");
-    // A request that is no tool call is told nothing of it; a call in a tunnel is.
+    // A request that is not a tool call gets no such detail; a call in a tunnel does.
     let raw = lab.by(Way::Absolute, "GET", "https://elsewhere.test/a", &[], "").await.problem();
     assert!(raw["url"].is_null() && raw["method"].is_null() && raw["host"] == "elsewhere.test", "{raw:#}");
     for way in Way::ALL {
@@ -306,7 +306,7 @@ async fn a_refused_call_tells_where_it_went() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_is_told_whether_there_are_webhooks() {
+async fn self_reports_whether_webhooks_are_enabled() {
     for (task, want) in [(ALL, true), ("integrations = [\"api\"]\ntools = [\"http_get\"]", false)] {
         let (lab, ..) = lab(task).await;
         let request = http::Request::builder().uri("/v1/self").header("host", "proxy");
