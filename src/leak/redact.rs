@@ -150,7 +150,7 @@ impl Redactor {
             self.overwrite_range(from..releasable_to, owner);
         }
         self.releasable_to = releasable_to;
-        // What is shown from here on is another find.
+        // The bytes released from here on are another find.
         self.counted_half_start = self.counted_half_start.filter(|start| *start >= releasable_to);
     }
 

@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the body contains, there is one tag at each end and none between.
+        /// There is one tag at each end and none between, for any body and any pieces.
         #[test]
         fn a_body_stays_between_its_tags(
             parts in proptest::collection::vec(
