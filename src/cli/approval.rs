@@ -1,37 +1,37 @@
-//! `exeat approvals`, `approve` and `deny`: requests that need an approval.
+//! `exeat approvals`, `approve` and `deny`: lists and decides the requests that need an approval.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::operator::{self, Question};
+use super::operator::{self, AdminRequest};
 use super::terminal::{print, say, table};
 use super::{Exit, execution};
 
 pub(super) fn list(config: Option<&Path>, admin: Option<&str>, json: bool) -> Exit {
-    operator::ask(config, admin, &Question::get("/v1/approvals"), |answer| {
+    operator::send(config, admin, &AdminRequest::get("/v1/approvals"), |answer| {
         if json {
             operator::print_json(answer);
             return Some(());
         }
         let approvals = answer.as_array()?;
         if approvals.is_empty() {
-            say("nothing waits for an approval");
+            say("no pending approvals");
             return Some(());
         }
-        let head = ["ID", "STATE", "ASKED (UTC)", "EXPIRES (UTC)", "TASK", "EXECUTION", "TOOL", "REQUEST"];
+        let head = ["ID", "STATE", "CREATED (UTC)", "EXPIRES (UTC)", "TASK", "EXECUTION", "TOOL", "REQUEST"];
         print(table(&head, approvals.iter().map(row)));
         Some(())
     })
 }
 
-/// Decides on a request. The decision is final.
+/// Approves or denies a request. The decision is final.
 pub(super) fn decide(config: Option<&Path>, admin: Option<&str>, id: &str, decision: &str) -> Exit {
-    if let Err(exit) = execution::is_id(id) {
+    if let Err(exit) = execution::check_id(id) {
         return exit;
     }
     let path = format!("/v1/approvals/{id}");
-    operator::ask(config, admin, &Question::post(&path, json!({ "decision": decision })), |answer| {
+    operator::send(config, admin, &AdminRequest::post(&path, json!({ "decision": decision })), |answer| {
         let or = |key| execution::text(answer, key).unwrap_or_else(|| "-".to_owned());
         let state = execution::text(answer, "state")?;
         say(format_args!("{id} is {state}: {} {}, task {}", or("method"), or("url"), or("task")));
@@ -41,8 +41,8 @@ pub(super) fn decide(config: Option<&Path>, admin: Option<&str>, id: &str, decis
 
 fn row(approval: &Value) -> Vec<String> {
     let text = |key| execution::text(approval, key).unwrap_or_else(|| "-".to_owned());
-    let time = |key: &str| execution::short(approval.get(key));
+    let time = |key: &str| execution::to_minute(approval.get(key));
     let request = format!("{} {}", text("method"), text("url"));
-    let (asked, expires) = (time("created_at"), time("expires_at"));
-    vec![text("id"), text("state"), asked, expires, text("task"), text("execution"), text("tool"), request]
+    let (created, expires) = (time("created_at"), time("expires_at"));
+    vec![text("id"), text("state"), created, expires, text("task"), text("execution"), text("tool"), request]
 }

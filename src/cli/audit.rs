@@ -1,4 +1,4 @@
-//! `exeat audit`: verifies and follows the log.
+//! `exeat audit`: verifies the audit log and prints its last lines.
 
 use std::fs;
 use std::path::Path;
@@ -13,31 +13,31 @@ use crate::daemon::vault;
 use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
-    let settings = match paths::load_or_say(config) {
+    let settings = match paths::load_or_report(config) {
         Ok(config) => config.settings,
         Err(exit) => return exit,
     };
-    let place = audit_location(&settings);
+    let location = audit_location(&settings);
     match action {
-        AuditAction::Verify(args) => verify(&settings, &place, &args),
-        AuditAction::Tail { denied, lines, json } => match &place.path {
+        AuditAction::Verify(args) => verify(&settings, &location, &args),
+        AuditAction::Tail { denied, lines, json } => match &location.path {
             Some(path) => tail(path, denied, lines, json),
             None => fail("audit.path is standard output; there is no file to read"),
         },
     }
 }
 
-fn verify(settings: &Settings, place: &LogLocation, args: &VerifyArgs) -> Exit {
-    let Some(path) = args.file.as_ref().or(place.path.as_ref()) else {
-        return fail("audit.path is standard output; name the file that it went to");
+fn verify(settings: &Settings, location: &LogLocation, args: &VerifyArgs) -> Exit {
+    let Some(path) = args.file.as_ref().or(location.path.as_ref()) else {
+        return fail("audit.path is standard output; give the file that it was written to");
     };
     let key = match vault::known_audit_key(settings) {
         Ok(key) => key,
         Err(error) => return fail(&error.to_string()),
     };
-    let is_own = place.path.as_ref().is_some_and(|own| same_file(own, path));
-    // Without its head, the end of a log of this daemon cannot be verified.
-    let head = is_own.then(|| place.head_file());
+    let is_own = location.path.as_ref().is_some_and(|own| same_file(own, path));
+    // For the configured log, a missing head file counts as a cut, because it is needed to detect missing lines.
+    let head = is_own.then(|| location.head_file());
     let report = match verify::verify(path, &key, head.as_deref()) {
         Ok(report) => report,
         Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
@@ -58,19 +58,19 @@ fn verify(settings: &Settings, place: &LogLocation, args: &VerifyArgs) -> Exit {
     } else {
         match &report.finding {
             Finding::Whole => print(format_args!(
-                "whole: {} lines in {} files, each follows from the one before\n",
+                "whole: {} lines in {} files; each line is chained to the one before it\n",
                 report.lines, report.files
             )),
             Finding::Cut => print(format_args!("CUT: lines are missing at the end, after line {}\n", report.lines)),
             Finding::Changed { .. } => {
-                print(format_args!("CHANGED: {} does not follow from the line before it\n", at.unwrap_or_default()))
+                print(format_args!("CHANGED: {} is not chained to the line before it\n", at.unwrap_or_default()))
             }
         }
         let notes = [
-            (report.torn, "the last line has no end: the daemon died while writing it, before any request went on"),
-            (head.is_none(), "the head is that of another file, so a cut at the end would not show"),
+            (report.torn, "the last line is incomplete: the daemon died while writing it, before the request was sent"),
+            (head.is_none(), "the chain head belongs to another log, so lines missing at the end cannot be detected"),
             (report.earlier_missing, "the oldest file begins after a rotation; earlier lines are missing"),
-            (report.cuts_noted > 0, "an earlier start found lines missing and noted it (event cut_found)"),
+            (report.cuts_noted > 0, "the daemon found missing lines at an earlier start (event cut_found)"),
         ];
         for (_, note) in notes.iter().filter(|(holds, _)| *holds) {
             say(format_args!("note: {note}"));
@@ -83,25 +83,26 @@ fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
-fn tail(path: &Path, denied: bool, most: usize, json: bool) -> Exit {
+fn tail(path: &Path, denied: bool, max: usize, json: bool) -> Exit {
     let text = match fs::read(path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
     };
     let read = text.lines().filter_map(|json| serde_json::from_str::<Line>(json).ok().map(|line| (json, line)));
     let wanted: Vec<_> = read.filter(|(_, line)| !denied || line.is_refusal()).collect();
-    for (written, line) in wanted.iter().skip(wanted.len().saturating_sub(most)) {
+    for (written, line) in wanted.iter().skip(wanted.len().saturating_sub(max)) {
         if json {
             print(format_args!("{}\n", escaped(written)));
         } else {
-            print(format_args!("{}\n", for_people(line)));
+            print(format_args!("{}\n", readable(line)));
         }
     }
     Exit::Done
 }
 
-/// `2026-11-21T10:00:00Z refused research GET https://example.org/ host_not_allowed`
-fn for_people(line: &Line) -> String {
+/// Formats a line for reading, such as
+/// `2026-11-21T10:00:00Z refused research GET https://example.org/ host_not_allowed`.
+fn readable(line: &Line) -> String {
     let text = |text: Option<&str>| text.map(clean).unwrap_or_default();
     let Line { ts, event, task, method, scheme, host, path, code, callers, url, decision, approval, rule, .. } = line;
     let mut words = vec![clean(ts), format!("{:<9}", event.as_str()), text(task.as_deref()), text(method.as_deref())];

@@ -9,7 +9,7 @@ use super::{CaAction, Exit, paths};
 use crate::tls::authority::Authority;
 
 pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
-    let settings = match paths::load_or_say(config) {
+    let settings = match paths::load_or_report(config) {
         Ok(config) => config.settings,
         Err(exit) => return exit,
     };
@@ -28,8 +28,8 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
         }
     };
     match action {
-        CaAction::Init if existed => say(format_args!("the CA is there already: {}", cert.display())),
-        CaAction::Init => say(format_args!("made {}", cert.display())),
+        CaAction::Init if existed => say(format_args!("the CA already exists: {}", cert.display())),
+        CaAction::Init => say(format_args!("created {}", cert.display())),
         CaAction::Show => {
             let until = authority.not_after().format(&Rfc3339).unwrap_or_default();
             print(format_args!(
@@ -43,17 +43,18 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
     Exit::Done
 }
 
-/// Returns the CA followed by the system's roots, for clients whose variable replaces their own roots.
+/// Returns a PEM bundle of the interception CA and the system's roots, for clients whose CA variable replaces their
+/// own roots.
 pub(super) fn bundle(ca_pem: &str) -> String {
     let system = rustls_native_certs::load_native_certs().certs;
     let mut text = ca_pem.to_owned();
     for cert in system {
-        text.push_str(&pem(&cert));
+        text.push_str(&to_pem(&cert));
     }
     text
 }
 
-fn pem(der: &[u8]) -> String {
+fn to_pem(der: &[u8]) -> String {
     use base64::Engine;
     let body = base64::engine::general_purpose::STANDARD.encode(der);
     let lines: Vec<_> = body.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();

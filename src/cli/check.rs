@@ -1,4 +1,4 @@
-//! `exeat check`: reports every problem of a configuration at once.
+//! `exeat check`: reports all problems of a configuration.
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ use crate::tls::upstream::UpstreamTls;
 pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
     let (problems, warnings) = match paths::load(config) {
         Ok(config) => {
-            let (mut problems, mut warnings) = (vault(&config.settings.vault), config.warnings);
+            let (mut problems, mut warnings) = (vault_problems(&config.settings.vault), config.warnings);
             if online {
-                let (private, unresolved) = webhooks(&config.settings, &config.policy);
+                let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);
                 warnings.extend(unresolved);
             }
@@ -28,28 +28,28 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
         }
         Err(problems) => (problems, Vec::new()),
     };
-    let fine = problems.is_empty();
+    let is_valid = problems.is_empty();
     if json {
         print(format_args!("{:#}\n", serde_json::json!({ "problems": problems, "warnings": warnings })));
-    } else if fine {
+    } else if is_valid {
         for warning in &warnings {
             say(format_args!("warning: {warning}"));
         }
-        say("the configuration is fine");
+        say("the configuration is valid");
     } else {
-        paths::say_problems(config, &problems);
+        paths::report_problems(config, &problems);
     }
-    if fine { Exit::Done } else { Exit::Usage }
+    if is_valid { Exit::Done } else { Exit::Usage }
 }
 
-/// Returns the registered webhooks whose names resolve to an address that is not public, and those that cannot be
-/// resolved now.
-fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>) {
+/// Returns the problems of registered webhooks whose names resolve to an address that is not public, and the warnings
+/// about those that cannot be resolved now.
+fn webhook_problems(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>) {
     if policy.tasks().all(|task| task.webhooks().next().is_none()) {
         return (Vec::new(), Vec::new());
     }
-    let unfit = match resolved(settings, policy) {
-        Ok(unfit) => unfit,
+    let found = match find_webhook_problems(settings, policy) {
+        Ok(found) => found,
         Err(why) => {
             let suggestion = String::new();
             return (vec![Problem { path: "dns".to_owned(), problem: why, suggestion }], Vec::new());
@@ -67,11 +67,11 @@ fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>
             suggestion: if webhook.is_private() { "a public host".to_owned() } else { String::new() },
         }
     };
-    let (private, unresolved): (Vec<_>, Vec<_>) = unfit.into_iter().partition(WebhookProblem::is_private);
+    let (private, unresolved): (Vec<_>, Vec<_>) = found.into_iter().partition(WebhookProblem::is_private);
     (private.into_iter().map(problem).collect(), unresolved.into_iter().map(problem).collect())
 }
 
-fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>, String> {
+fn find_webhook_problems(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>, String> {
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
         .map_err(|why| why.to_string())?;
@@ -84,10 +84,10 @@ fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>,
     })
 }
 
-/// Checks the vault. The daemon opens it at start even if no credential refers to it.
-fn vault(place: &Vault) -> Vec<Problem> {
-    let opened = vault::vault(place).open().map(drop);
-    let suggestion = "the path and the key that the vault was made with".to_owned();
+/// Opens the vault, because the daemon opens it at startup even if no credential uses it.
+fn vault_problems(settings: &Vault) -> Vec<Problem> {
+    let opened = vault::vault(settings).open().map(drop);
+    let suggestion = "the path and the key with which the vault was created".to_owned();
     let problem =
         |error: crate::vault::VaultError| Problem { path: "vault".to_owned(), problem: error.to_string(), suggestion };
     opened.map_err(problem).err().into_iter().collect()

@@ -9,8 +9,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::terminal::{clean, say};
 
-/// Reports that a command could not be started, and returns the status that a shell would.
-pub(super) fn not_run(program: &str, error: &io::Error) -> ExitStatus {
+/// Reports that a command could not be started. Returns the exit status of a shell: 127 if the program does not exist,
+/// else 126.
+pub(super) fn report_spawn_error(program: &str, error: &io::Error) -> ExitStatus {
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     say(format_args!("exeat: {}: {error}", clean(program)));
     ExitStatus::from_raw(code << 8)
@@ -25,7 +26,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Starts to catch the signals.
+    /// Installs the signal handlers.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -35,7 +36,8 @@ impl Signals {
         })
     }
 
-    /// Returns the next signal to pass on to the child, if any. The terminal sends INT and QUIT to the child itself.
+    /// Waits for the next signal. Returns it if it must be forwarded to the child. The terminal itself sends SIGINT and
+    /// SIGQUIT to the child.
     pub(super) async fn next(&mut self) -> Option<rustix::process::Signal> {
         tokio::select! {
             _ = self.interrupt.recv() => None,
@@ -45,22 +47,22 @@ impl Signals {
         }
     }
 
-    /// Waits for the child to exit and passes signals on to it.
+    /// Waits for the child to exit and forwards signals to it.
     pub(super) async fn wait(&mut self, mut child: Child) -> io::Result<ExitStatus> {
         loop {
-            let passed_on = tokio::select! {
+            let forwarded = tokio::select! {
                 status = child.wait() => return status,
                 signal = self.next() => signal,
             };
             let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
-            if let (Some(pid), Some(signal)) = (pid, passed_on) {
+            if let (Some(pid), Some(signal)) = (pid, forwarded) {
                 rustix::process::kill_process(pid, signal)?;
             }
         }
     }
 }
 
-/// Returns the exit code for the status of a child, as a shell does: 128 and the number of a signal.
+/// Returns the exit code for the status of a child, as a shell does: 128+N if signal N ended it.
 pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128_i32.saturating_add(status.signal().unwrap_or_default()));
     ExitCode::from(u8::try_from(code).unwrap_or(1))

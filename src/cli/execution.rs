@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::operator::{self, Question};
+use super::operator::{self, AdminRequest};
 use super::terminal::{clean, print, quoted, say, table};
 use super::{Exit, env};
 use crate::model::name::is_plain;
 
 /// The maximum duration of an execution, in seconds.
-const YEAR: u64 = 365 * 24 * 3600;
+const MAX_DURATION: u64 = 365 * 24 * 3600;
 
 /// Flags of `exeat execution`.
 #[derive(Args)]
@@ -67,10 +67,10 @@ struct StartArgs {
     /// The task
     task: String,
     /// Its duration, such as 30m, 2h or 7d; at most a year [default: 1d]
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     expires: Option<u64>,
     /// The network from which its token may be used, such as 10.0.0.0/8 [default: any]
-    #[arg(long, value_name = "CIDR", value_parser = network)]
+    #[arg(long, value_name = "CIDR", value_parser = parse_network)]
     peers: Option<IpNet>,
     /// Restart the execution of the task's static token, with all counters at zero
     #[arg(long = "static", conflicts_with_all = ["expires", "peers"])]
@@ -86,18 +86,18 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionAr
         Action::Show { id, .. } | Action::Stop { id } | Action::Calls { id, .. } => Some(id),
         Action::List { task, .. } => task.as_ref(),
     };
-    if let Err(exit) = id.map_or(Ok(()), |id| is_id(id)) {
+    if let Err(exit) = id.map_or(Ok(()), |id| check_id(id)) {
         return exit;
     }
     match &args.action {
         Action::Start(args) => start(config, admin, args),
         Action::Show { id, json } => {
             let path = format!("/v1/executions/{id}");
-            operator::ask(config, admin, &Question::get(&path), |answer| shown(answer, *json))
+            operator::send(config, admin, &AdminRequest::get(&path), |answer| print_execution(answer, *json))
         }
         Action::Stop { id } => {
             let path = format!("/v1/executions/{id}");
-            operator::ask(config, admin, &Question::delete(&path), |answer| {
+            operator::send(config, admin, &AdminRequest::delete(&path), |answer| {
                 let at = text(answer, "stopped_at").unwrap_or_default();
                 say(format_args!("{id} is stopped: {}, {at}", text(answer, "stopped")?));
                 Some(())
@@ -106,17 +106,17 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionAr
         Action::List { task, json } => {
             let query = task.as_ref().map(|task| format!("?task={task}")).unwrap_or_default();
             let path = format!("/v1/executions{query}");
-            operator::ask(config, admin, &Question::get(&path), |answer| listed(answer, *json))
+            operator::send(config, admin, &AdminRequest::get(&path), |answer| print_executions(answer, *json))
         }
         Action::Calls { id, json } => {
             let path = format!("/v1/executions/{id}/tool_calls");
-            operator::ask(config, admin, &Question::get(&path), |answer| called(answer, id, *json))
+            operator::send(config, admin, &AdminRequest::get(&path), |answer| print_calls(answer, id, *json))
         }
     }
 }
 
-/// Checks an id. An invalid one must not become another path of the API.
-pub(super) fn is_id(id: &str) -> Result<(), Exit> {
+/// Checks a name or id before it is used in a URL path, where an invalid one could select another resource.
+pub(super) fn check_id(id: &str) -> Result<(), Exit> {
     if is_plain(id) {
         return Ok(());
     }
@@ -125,52 +125,52 @@ pub(super) fn is_id(id: &str) -> Result<(), Exit> {
 }
 
 fn start(config: Option<&Path>, admin: Option<&str>, args: &StartArgs) -> Exit {
-    let mut wanted = json!({ "task": args.task });
-    if let Some(object) = wanted.as_object_mut() {
+    let mut body = json!({ "task": args.task });
+    if let Some(object) = body.as_object_mut() {
         object.extend(args.expires.map(|expires| ("expires_in_s".to_owned(), expires.into())));
         object.extend(args.peers.map(|peers| ("peers".to_owned(), peers.to_string().into())));
         object.extend(args.is_static.then(|| ("static".to_owned(), true.into())));
     }
-    operator::ask(config, admin, &Question::post("/v1/executions", wanted), |answer| {
+    operator::send(config, admin, &AdminRequest::post("/v1/executions", body), |answer| {
         if args.json {
             operator::print_json(answer);
             return Some(());
         }
         if args.is_static {
-            say(format_args!("the execution of the static token of {} begins anew", args.task));
-            return shown(answer, false);
+            say(format_args!("restarted the execution of the static token of {}", args.task));
+            return print_execution(answer, false);
         }
-        print(for_eval(answer)?);
+        print(shell_lines(answer)?);
         if answer.get("proxy_url").is_some_and(Value::is_null) {
-            say("the proxy listens on no TCP address; on its Unix socket, the id and the token are user and password");
+            say("the proxy has no TCP listener; on its Unix socket, use the id as user and the token as password");
         }
         Some(())
     })
 }
 
-/// Returns lines that a shell can evaluate, whatever the daemon's reply contains.
-fn for_eval(started: &Value) -> Option<String> {
+/// Returns shell lines that set the variables of an execution. All values are quoted, so the daemon's response cannot
+/// inject commands.
+fn shell_lines(started: &Value) -> Option<String> {
     let (id, task, token) = (text(started, "id")?, text(started, "task")?, text(started, "token")?);
     let until = text(started, "expires_at").map(|end| format!(", until {end}")).unwrap_or_default();
     let means = match text(started, "proxy_url") {
         Some(url) => {
-            // The other variables are set too, or those that `exeat env` has set would take precedence with another
-            // token.
-            let others = env::PROXY.iter().filter(|name| **name != "HTTPS_PROXY");
+            // All names are set: one left over from `exeat env` would take precedence and use another token.
+            let others = env::PROXY_VARIABLES.iter().filter(|name| **name != "HTTPS_PROXY");
             let others: String = others.map(|name| format!(" {name}=\"$HTTPS_PROXY\"")).collect();
-            format!("export HTTPS_PROXY={}\nexport{others}\nunset {}", quoted(&url), env::NO_PROXY.join(" "))
+            format!("export HTTPS_PROXY={}\nexport{others}\nunset {}", quoted(&url), env::NO_PROXY_VARIABLES.join(" "))
         }
         None => format!("EXEAT_TOKEN={}", quoted(&token)),
     };
     Some(format!("# an execution of {task}{until}\nEXEAT_EXECUTION={}\n{means}\n", quoted(&id)))
 }
 
-fn shown(execution: &Value, json: bool) -> Option<()> {
+fn print_execution(execution: &Value, json: bool) -> Option<()> {
     if json {
         operator::print_json(execution);
         return Some(());
     }
-    let or = |key: &str, else_: &str| text(execution, key).unwrap_or_else(|| else_.to_owned());
+    let or = |key: &str, default: &str| text(execution, key).unwrap_or_else(|| default.to_owned());
     let stopped = match (text(execution, "stopped"), text(execution, "stopped_at")) {
         (None, _) => "no".to_owned(),
         (Some(why), None) => why,
@@ -183,8 +183,8 @@ fn shown(execution: &Value, json: bool) -> Option<()> {
         ("expires", or("expires_at", "never")),
         ("stopped", stopped),
         ("peers", or("peers", "any")),
-        ("calls", used(execution)),
-        ("raw", execution.get("raw").map(used).unwrap_or_default()),
+        ("calls", usage(execution)),
+        ("raw", execution.get("raw").map(usage).unwrap_or_default()),
         ("finds", number(execution, "finds").to_string()),
         ("credits", credits(execution)),
     ];
@@ -192,7 +192,7 @@ fn shown(execution: &Value, json: bool) -> Option<()> {
     Some(())
 }
 
-fn listed(answer: &Value, json: bool) -> Option<()> {
+fn print_executions(answer: &Value, json: bool) -> Option<()> {
     if json {
         operator::print_json(answer);
         return Some(());
@@ -203,22 +203,22 @@ fn listed(answer: &Value, json: bool) -> Option<()> {
         return Some(());
     }
     let row = |execution: &Value| {
-        let or = |key: &str, else_: &str| text(execution, key).unwrap_or_else(|| else_.to_owned());
+        let or = |key: &str, default: &str| text(execution, key).unwrap_or_else(|| default.to_owned());
         let expires = match execution.get("expires_at") {
             None | Some(Value::Null) => "never".to_owned(),
-            at => short(at),
+            at => to_minute(at),
         };
-        let raw = execution.get("raw").map(in_all).unwrap_or_default();
-        let (calls, minute) = (in_all(execution), in_minute(execution).unwrap_or_else(|| "-".to_owned()));
-        let (state, begun) = (or("stopped", "running"), short(execution.get("created_at")));
-        vec![or("id", "-"), or("task", "-"), state, begun, expires, calls, minute, raw, credits(execution)]
+        let raw = execution.get("raw").map(total_calls).unwrap_or_default();
+        let (calls, minute) = (total_calls(execution), calls_in_minute(execution).unwrap_or_else(|| "-".to_owned()));
+        let (state, started) = (or("stopped", "running"), to_minute(execution.get("created_at")));
+        vec![or("id", "-"), or("task", "-"), state, started, expires, calls, minute, raw, credits(execution)]
     };
-    let head = ["ID", "TASK", "STATE", "BEGUN (UTC)", "EXPIRES (UTC)", "CALLS", "IN MINUTE", "RAW", "CREDITS"];
+    let head = ["ID", "TASK", "STATE", "STARTED (UTC)", "EXPIRES (UTC)", "CALLS", "THIS MINUTE", "RAW", "CREDITS"];
     print(table(&head, executions.iter().map(row)));
     Some(())
 }
 
-fn called(answer: &Value, id: &str, json: bool) -> Option<()> {
+fn print_calls(answer: &Value, id: &str, json: bool) -> Option<()> {
     if json {
         operator::print_json(answer);
         return Some(());
@@ -231,45 +231,45 @@ fn called(answer: &Value, id: &str, json: bool) -> Option<()> {
     let row = |call: &Value| {
         let or = |key: &str| text(call, key).unwrap_or_else(|| "-".to_owned());
         let status = call.get("response_status").and_then(Value::as_u64).map(|status| status.to_string());
-        let answer = text(call, "block_reason").or(status).unwrap_or_else(|| "-".to_owned());
+        let result = text(call, "block_reason").or(status).unwrap_or_else(|| "-".to_owned());
         let is_reported = call.get("reported").and_then(Value::as_bool) == Some(true);
-        let answer = if is_reported { answer + " (reported)" } else { answer };
-        let took =
+        let result = if is_reported { result + " (reported)" } else { result };
+        let latency =
             call.get("latency_ms").and_then(Value::as_f64).map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
         let size = number(call, "response_size_bytes").to_string();
         vec![
-            short(call.get("called_at")),
+            to_minute(call.get("called_at")),
             or("tool"),
             or("method"),
-            answer,
+            result,
             size,
-            took,
+            latency,
             or("credential_used"),
             or("url"),
         ]
     };
-    print(table(&["AT (UTC)", "TOOL", "METHOD", "ANSWER", "BYTES", "MS", "CREDENTIAL", "URL"], calls.iter().map(row)));
+    print(table(&["AT (UTC)", "TOOL", "METHOD", "RESULT", "BYTES", "MS", "CREDENTIAL", "URL"], calls.iter().map(row)));
     Some(())
 }
 
-/// Returns the calls of one kind with their limits: `3/20, 1/10 in this minute`.
-fn used(counter: &Value) -> String {
-    let minute = in_minute(counter).map(|minute| format!(", {minute} in this minute"));
-    in_all(counter) + &minute.unwrap_or_default()
+/// Formats the calls of one kind and their limits: `3/20, 1/10 in this minute`.
+fn usage(counter: &Value) -> String {
+    let minute = calls_in_minute(counter).map(|minute| format!(", {minute} in this minute"));
+    total_calls(counter) + &minute.unwrap_or_default()
 }
 
-fn in_all(counter: &Value) -> String {
-    of(number(counter, "calls"), limit(counter, "calls_per_execution"))
+fn total_calls(counter: &Value) -> String {
+    fraction(number(counter, "calls"), limit(counter, "calls_per_execution"))
 }
 
-/// Returns `None` if there is no limit per minute and there were no calls.
-fn in_minute(counter: &Value) -> Option<String> {
-    let (used, most) = (number(counter, "calls_in_window"), limit(counter, "calls_per_minute"));
-    (used > 0 || most.is_some()).then(|| of(used, most))
+/// Returns the calls in the current minute, or `None` if there are none and they are not limited.
+fn calls_in_minute(counter: &Value) -> Option<String> {
+    let (used, max) = (number(counter, "calls_in_window"), limit(counter, "calls_per_minute"));
+    (used > 0 || max.is_some()).then(|| fraction(used, max))
 }
 
-fn of(used: u64, most: Option<u64>) -> String {
-    most.map_or_else(|| used.to_string(), |most| format!("{used}/{most}"))
+fn fraction(used: u64, max: Option<u64>) -> String {
+    max.map_or_else(|| used.to_string(), |max| format!("{used}/{max}"))
 }
 
 fn limit(counter: &Value, key: &str) -> Option<u64> {
@@ -284,29 +284,29 @@ fn credits(execution: &Value) -> String {
     execution.get("credits").and_then(Value::as_f64).unwrap_or_default().to_string()
 }
 
-/// Returns a field's text without control characters.
+/// Returns a field's text with control characters escaped.
 pub(super) fn text(value: &Value, key: &str) -> Option<String> {
     value.get(key)?.as_str().map(clean)
 }
 
-/// Returns a time in minutes for tables, from RFC 3339 or from milliseconds since 1970.
-pub(super) fn short(time: Option<&Value>) -> String {
-    let written = match time {
+/// Formats a time to the minute, for tables. The time is an RFC 3339 text or a number of milliseconds since 1970.
+pub(super) fn to_minute(time: Option<&Value>) -> String {
+    let full = match time {
         Some(Value::String(text)) => Some(clean(text)),
-        Some(Value::Number(millis)) => millis.as_u64().and_then(written),
+        Some(Value::Number(millis)) => millis.as_u64().and_then(rfc3339),
         _ => None,
     };
-    let minute = written.as_deref().and_then(|text| text.get(..16));
+    let minute = full.as_deref().and_then(|text| text.get(..16));
     minute.map_or_else(|| "-".to_owned(), |minute| minute.replacen('T', " ", 1))
 }
 
-fn written(millis: u64) -> Option<String> {
+fn rfc3339(millis: u64) -> Option<String> {
     let seconds = i64::try_from(millis / 1000).ok()?;
     OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()
 }
 
-/// Parses a duration: `30s`, `30m`, `2h`, `7d`.
-fn seconds(text: &str) -> Result<u64, String> {
+/// Parses a duration such as `30s`, `30m`, `2h` or `7d` into seconds.
+fn parse_duration(text: &str) -> Result<u64, String> {
     let read = || {
         let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
         let factor = match unit {
@@ -320,13 +320,13 @@ fn seconds(text: &str) -> Result<u64, String> {
         is_number.then(|| digits.parse::<u64>().ok()?.checked_mul(factor)).flatten()
     };
     read()
-        .filter(|seconds| (1..=YEAR).contains(seconds))
-        .ok_or_else(|| "a time such as 30m, 2h or 7d, a year at most".into())
+        .filter(|seconds| (1..=MAX_DURATION).contains(seconds))
+        .ok_or_else(|| "expected a duration such as 30m, 2h or 7d, at most 365d".into())
 }
 
-fn network(text: &str) -> Result<IpNet, String> {
+fn parse_network(text: &str) -> Result<IpNet, String> {
     let network = text.parse::<IpNet>().ok().filter(|network| network.trunc() == *network);
-    network.ok_or_else(|| "a network such as 10.0.0.0/8 or 192.0.2.1/32, with all bits behind the prefix zero".into())
+    network.ok_or_else(|| "expected a network such as 10.0.0.0/8 or 192.0.2.1/32, with all host bits zero".into())
 }
 
 #[cfg(test)]
@@ -334,13 +334,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_parsed_in_few_formats() {
+    fn durations_are_parsed() {
         let rows = [
             ("1s", Some(1)),
             ("30m", Some(1800)),
             ("2h", Some(7200)),
             ("7d", Some(604_800)),
-            ("365d", Some(YEAR)),
+            ("365d", Some(MAX_DURATION)),
             ("366d", None),
             ("0h", None),
             ("", None),
@@ -353,12 +353,12 @@ mod tests {
             ("9999999999999999999d", None),
         ];
         for (text, want) in rows {
-            assert_eq!(seconds(text).ok(), want, "{text}");
+            assert_eq!(parse_duration(text).ok(), want, "{text}");
         }
     }
 
     #[test]
-    fn usage_is_shown_before_the_limit() {
+    fn usage_precedes_its_limit() {
         let limits = |all: Option<u64>| json!({ "calls_per_execution": all, "calls_per_minute": 10 });
         let counted = |window, all| json!({ "calls": 3, "calls_in_window": window, "limits": limits(all) });
         let rows = [
@@ -369,12 +369,12 @@ mod tests {
             (json!("nonsense"), "0"),
         ];
         for (counter, want) in rows {
-            assert_eq!(used(&counter), want, "{counter}");
+            assert_eq!(usage(&counter), want, "{counter}");
         }
     }
 
     #[test]
-    fn times_in_tables_are_short_and_of_one_length() {
+    fn table_times_have_a_fixed_length() {
         let rows = [
             (json!("2026-11-21T10:02:03.456Z"), "2026-11-21 10:02"),
             (json!("2026-11-21T10:02:03Z"), "2026-11-21 10:02"),
@@ -384,22 +384,22 @@ mod tests {
             (json!(null), "-"),
         ];
         for (time, want) in rows {
-            assert_eq!(short(Some(&time)), want, "{time}");
+            assert_eq!(to_minute(Some(&time)), want, "{time}");
         }
-        assert_eq!(short(None), "-");
+        assert_eq!(to_minute(None), "-");
     }
 
     #[test]
-    fn output_for_a_shell_runs_no_other_command() {
+    fn shell_lines_run_no_embedded_commands() {
         let nasty = "'; echo gone; '$(echo gone)\necho gone\n";
         let started = json!({ "id": nasty, "task": nasty, "token": "k", "proxy_url": nasty, "expires_at": nasty });
-        let script = for_eval(&started).unwrap() + "printf '%s' \"$HTTPS_PROXY$EXEAT_EXECUTION\"";
+        let script = shell_lines(&started).unwrap() + "printf '%s' \"$HTTPS_PROXY$EXEAT_EXECUTION\"";
         let out = std::process::Command::new("sh").arg("-c").arg(&script).output().unwrap();
         let out = String::from_utf8_lossy(&out.stdout).into_owned();
         assert_eq!(out, clean(nasty).repeat(2), "{script}");
         let on_unix = json!({ "id": "i", "task": "t", "token": "k", "proxy_url": null, "expires_at": "then" });
         let want = "# an execution of t, until then\nEXEAT_EXECUTION='i'\nEXEAT_TOKEN='k'\n";
-        assert_eq!(for_eval(&on_unix).as_deref(), Some(want));
-        assert_eq!(for_eval(&json!({ "id": "i", "task": "t" })), None, "without a token it is no answer");
+        assert_eq!(shell_lines(&on_unix).as_deref(), Some(want));
+        assert_eq!(shell_lines(&json!({ "id": "i", "task": "t" })), None, "the token is required");
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct ExplainArgs {
     #[arg(short = 'X', long = "method", value_name = "METHOD", default_value = "GET")]
     method: Method,
     /// Explain it as a call of this tool
-    #[arg(long, value_name = "NAME", value_parser = tool)]
+    #[arg(long, value_name = "NAME", value_parser = parse_tool)]
     tool: Option<Tool>,
     /// Print the steps as JSON
     #[arg(long)]
@@ -45,7 +45,7 @@ struct Step {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
-    let policy = match paths::load_or_say(config) {
+    let policy = match paths::load_or_report(config) {
         Ok(config) => config.policy,
         Err(exit) => return exit,
     };
@@ -61,7 +61,7 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
         return Exit::Usage;
     }
     let mut steps = Vec::new();
-    let outcome = walk(&policy, task, args, &mut steps);
+    let outcome = evaluate(&policy, task, args, &mut steps);
     if let Err(refusal) = outcome {
         let notice = refusal.notice();
         steps.push(Step {
@@ -83,7 +83,7 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
     if outcome.is_ok() { Exit::Done } else { Exit::Refused }
 }
 
-fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>) -> Result<(), Refusal> {
+fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>) -> Result<(), Refusal> {
     let mut pass = |stage, why: String| steps.push(Step { stage, verdict: "allow", why });
     let uri: Uri = args.url.parse().map_err(|_| Deny::TargetMalformed)?;
     let target = Target::absolute(&uri).map_err(|_| Deny::TargetMalformed)?;
@@ -92,40 +92,40 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
     let to = task.destination(&target, AccessKind::Request(kind))?;
     let mode = match to.mode() {
         Mode::Inspect => "requests are inspected",
-        Mode::Opaque => "a tunnel is passed on unseen; absolute-form requests are inspected",
+        Mode::Opaque => "tunnels are relayed without inspection; absolute-form requests are inspected",
     };
     pass("authorize", format!("destination: {}; {mode}", to.rule()));
     if kind.tool().is_some_and(|tool| !tool.admits_method(&args.method)) {
         return Err(Deny::MethodNotAllowed.into());
     }
-    let judged = task.request(&target, &to, &args.method, uri.path())?;
-    let path = judged.path.map(|path| format!("; sent as {path}")).unwrap_or_default();
-    pass("authorize", format!("request: {}{path}", judged.allowed.rule()));
-    if let Some(expires) = judged.allowed.approval(&args.method, kind) {
+    let decision = task.request(&target, &to, &args.method, uri.path())?;
+    let path = decision.path.map(|path| format!("; sent as {path}")).unwrap_or_default();
+    pass("authorize", format!("request: {}{path}", decision.allowed.rule()));
+    if let Some(expires) = decision.allowed.approval(&args.method, kind) {
         let seconds = expires.as_secs();
         pass("approve", format!("the request is refused until the operator approves it, within {seconds} s"));
     }
-    for step in credentials(task, kind, &target, &judged.allowed) {
+    for step in credential_steps(task, kind, &target, &decision.allowed) {
         pass("inject", step);
     }
     match known_addresses(policy, &target) {
-        None => pass("pin", "the name would be resolved now, and every address judged".to_owned()),
+        None => pass("pin", "the name would be resolved now, and every address checked".to_owned()),
         Some(addresses) => {
-            judge(policy, &judged.allowed, &addresses)?;
+            check_addresses(policy, &decision.allowed, &addresses)?;
             pass("pin", addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
         }
     }
     Ok(())
 }
 
-/// Returns the credentials that would be sent, never their values.
-fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules) -> Vec<String> {
+/// Describes the credentials that would be sent and where, never their values.
+fn credential_steps(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules) -> Vec<String> {
     let required: Vec<_> = allowed.required().map(CredentialName::as_str).collect();
     let bound = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
-    let tell = |credential: &Arc<Credential>| {
+    let describe = |credential: &Arc<Credential>| {
         let (name, auth) = (credential.name(), credential.auth());
         if credential.value().is_none() {
-            return format!("{name} has no value: its use is refused");
+            return format!("{name} has no value: requests that use it are refused");
         }
         let how = match (credential.is_always_injected(), kind.takes_placeholders(), kind.takes_names()) {
             (true, true, _) => "with every request",
@@ -136,17 +136,17 @@ fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules)
             }
         };
         let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
-        format!("{name} would go as `{auth}`, {how}{only}")
+        format!("{name} would be sent as `{auth}`, {how}{only}")
     };
-    let told: Vec<_> = bound.map(tell).collect();
-    if told.is_empty() { vec!["no credential is bound to this destination".to_owned()] } else { told }
+    let steps: Vec<_> = bound.map(describe).collect();
+    if steps.is_empty() { vec!["no credential is bound to this destination".to_owned()] } else { steps }
 }
 
-fn tool(name: &str) -> Result<Tool, String> {
-    Tool::from_name(name).ok_or_else(|| format!("one of {}", Tool::ALL.map(Tool::as_str).join(", ")))
+fn parse_tool(name: &str) -> Result<Tool, String> {
+    Tool::from_name(name).ok_or_else(|| format!("expected one of {}", Tool::ALL.map(Tool::as_str).join(", ")))
 }
 
-/// Returns the addresses that are known without a DNS query.
+/// Returns the target's addresses if they are known without a DNS query.
 fn known_addresses(policy: &Policy, target: &Target) -> Option<Vec<IpAddr>> {
     match target.host() {
         Host::Ip(ip) => Some(vec![*ip]),
@@ -154,7 +154,7 @@ fn known_addresses(policy: &Policy, target: &Target) -> Option<Vec<IpAddr>> {
     }
 }
 
-fn judge(policy: &Policy, allowed: &MatchedRules, addresses: &[IpAddr]) -> Result<(), Refusal> {
+fn check_addresses(policy: &Policy, allowed: &MatchedRules, addresses: &[IpAddr]) -> Result<(), Refusal> {
     let all = addresses.iter().try_for_each(|ip| policy.check_address(*ip, allowed));
     all.map_err(|_| Deny::AddressNotAllowed.into())
 }

@@ -1,6 +1,6 @@
-//! `exeat run` re-executes itself without its caller's variables, because the environment of a process can be read in
-//! `/proc` for as long as the process lives, by root even if it is not dumpable. The variables are passed in memory
-//! without a path.
+//! `exeat run` re-executes itself without its caller's variables, because a process's environment can be read in
+//! `/proc`. The initial environment stays readable there for the life of the process; root can read it even if the
+//! process is not dumpable. The variables are passed in an anonymous memory file instead.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,15 +13,15 @@ use std::process::Command;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroize::Zeroizing;
 
-/// The variable with the descriptor of that memory.
-const HANDED_OVER: &str = "EXEAT_RUN_ENVIRONMENT";
-/// A link to the program that stays valid when its file is replaced or deleted.
-const OURSELVES: &str = "/proc/self/exe";
-/// Maximum size of the variables, in bytes. It exceeds the largest environment of Linux.
-const MAX: u64 = 64 << 20;
+/// The variable with the number of the memory file's descriptor.
+const ENVIRONMENT_FD: &str = "EXEAT_RUN_ENVIRONMENT";
+/// This executable. The link stays valid when the file is replaced or deleted while it runs.
+const SELF_EXE: &str = "/proc/self/exe";
+/// The maximum number of bytes read, larger than any environment that Linux accepts for a new program.
+const MAX_BYTES: u64 = 64 << 20;
 
-/// Variables that this process, its loader or its libraries read. They are kept.
-const KEPT: [&str; 13] = [
+/// Variables that this process, its loader and its libraries read. They stay in the environment.
+const KEPT_VARIABLES: [&str; 13] = [
     "COLUMNS",
     "EXEAT_CONFIG",
     "EXEAT_LOG",
@@ -40,24 +40,26 @@ const KEPT_PREFIXES: [&str; 4] = ["LC_", "LD_", "RUST_", "XDG_"];
 
 type Variable = (OsString, Zeroizing<Vec<u8>>);
 
-/// The caller's variables.
+/// The variables that the caller set.
 pub(super) struct Environment(Vec<Variable>);
 
 impl Environment {
-    /// Replaces this process by one that only has the variables it needs, and in the new process returns the caller's.
-    /// The values of `secrets` are not kept anywhere else.
+    /// Returns the caller's variables. The first call re-executes the process with only the variables that it needs
+    /// itself, and returns in the new process. A variable that `secrets` names, or that contains the value of such a
+    /// variable, is always removed from the environment.
     ///
     /// # Errors
-    /// I/O errors. The command must not be started then, because the values are still readable.
-    pub(super) fn take_over(secrets: &[&str]) -> io::Result<Self> {
-        match std::env::var_os(HANDED_OVER) {
-            Some(descriptor) => Self::handed_over(&descriptor),
-            None => Err(start_anew(secrets)),
+    /// If a system call fails. The command must not be run then, because the values are still readable.
+    pub(super) fn take_from_process(secrets: &[&str]) -> io::Result<Self> {
+        match std::env::var_os(ENVIRONMENT_FD) {
+            Some(descriptor) => Self::from_memfd(&descriptor),
+            None => Err(reexec(secrets)),
         }
     }
 
-    fn handed_over(descriptor: &OsStr) -> io::Result<Self> {
-        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{HANDED_OVER} is not for callers to set"));
+    fn from_memfd(descriptor: &OsStr) -> io::Result<Self> {
+        let wrong =
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("{ENVIRONMENT_FD} is internal and must not be set"));
         let number: RawFd =
             descriptor.to_str().and_then(|text| text.parse().ok()).filter(|n| *n > 2).ok_or_else(wrong)?;
         let path = format!("/proc/self/fd/{number}");
@@ -68,14 +70,14 @@ impl Environment {
         nix::unistd::close(number)?;
         let mut text =
             Zeroizing::new(Vec::with_capacity(usize::try_from(memory.metadata()?.len()).unwrap_or_default()));
-        (&memory).take(MAX).read_to_end(&mut text)?;
+        (&memory).take(MAX_BYTES).read_to_end(&mut text)?;
         ftruncate(&memory, 0)?;
-        let kept = std::env::vars_os().filter(|(name, _)| name != HANDED_OVER);
+        let kept = std::env::vars_os().filter(|(name, _)| name != ENVIRONMENT_FD);
         let kept = kept.map(|(name, value)| (name, Zeroizing::new(value.into_vec())));
-        Ok(Self(kept.chain(text.split(|byte| *byte == 0).filter_map(variable)).collect()))
+        Ok(Self(kept.chain(text.split(|byte| *byte == 0).filter_map(parse_variable)).collect()))
     }
 
-    /// Returns the value of a variable, if it is text.
+    /// Returns the value of a variable, if it is set and valid UTF-8.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
         std::str::from_utf8(value).ok().map(str::to_owned)
@@ -88,27 +90,27 @@ impl Environment {
 }
 
 /// Parses `NAME=value`. A name may begin with `=`.
-fn variable(text: &[u8]) -> Option<Variable> {
+fn parse_variable(text: &[u8]) -> Option<Variable> {
     let at = memchr::memchr(b'=', text.get(1..)?)?.saturating_add(1);
     let (name, value) = text.split_at_checked(at)?;
     Some((OsString::from_vec(name.to_vec()), Zeroizing::new(value.get(1..)?.to_vec())))
 }
 
-/// Re-executes the program. Returns only on failure.
-fn start_anew(secrets: &[&str]) -> io::Error {
-    let (kept, handed): (Vec<_>, Vec<_>) = std::env::vars_os().partition(|(name, value)| stays(name, value, secrets));
-    let memory = match memory_of(&handed) {
+/// Re-executes this process without the variables that it does not need. Returns only on error.
+fn reexec(secrets: &[&str]) -> io::Error {
+    let (kept, handed): (Vec<_>, Vec<_>) = std::env::vars_os().partition(|(name, value)| is_kept(name, value, secrets));
+    let memory = match write_to_memfd(&handed) {
         Ok(memory) => memory,
         Err(error) => return error,
     };
     let mut arguments = std::env::args_os();
-    let mut command = Command::new(OURSELVES);
+    let mut command = Command::new(SELF_EXE);
     command.arg0(arguments.next().unwrap_or_else(|| "exeat".into())).args(arguments);
-    command.env_clear().envs(kept).env(HANDED_OVER, memory.as_raw_fd().to_string()).exec()
+    command.env_clear().envs(kept).env(ENVIRONMENT_FD, memory.as_raw_fd().to_string()).exec()
 }
 
-/// Returns memory that survives an exec and is freed with its last descriptor.
-fn memory_of(variables: &[(OsString, OsString)]) -> io::Result<File> {
+/// Writes the variables to a memory file. It survives exec and is freed with its last descriptor.
+fn write_to_memfd(variables: &[(OsString, OsString)]) -> io::Result<File> {
     let mut memory = File::from(memfd_create("exeat-environment", MemfdFlags::empty())?);
     for (name, value) in variables {
         for part in [name.as_bytes(), b"=", value.as_bytes(), b"\0"] {
@@ -118,9 +120,9 @@ fn memory_of(variables: &[(OsString, OsString)]) -> io::Result<File> {
     Ok(memory)
 }
 
-/// Whether this process needs a variable that contains no secret.
-fn stays(name: &OsStr, value: &OsStr, secrets: &[&str]) -> bool {
-    let is_known = KEPT.iter().any(|kept| name == *kept)
+/// Returns true if this process needs the variable and the variable contains no secret.
+fn is_kept(name: &OsStr, value: &OsStr, secrets: &[&str]) -> bool {
+    let is_known = KEPT_VARIABLES.iter().any(|kept| name == *kept)
         || KEPT_PREFIXES.iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));
     let holds = |secret: &&str| {
         name == *secret

@@ -1,5 +1,5 @@
 //! Confinement of the daemon after setup: no core files, no new programs, no access to other processes or to files
-//! other than its own. It limits the damage of a compromised process.
+//! other than its own. This limits the damage if an attacker takes over the process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,59 +12,58 @@ use nix::libc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use super::seccomp::{self, Rules, put};
+use super::seccomp::{self, Rules, add};
 use crate::files;
 use crate::policy::settings::{LedgerAt, ListenAt, Settings, Source};
 
-/// Paths of the system's configuration, roots and random numbers.
-const SYSTEM: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
-/// Files that may be written, because nothing can be lost in them.
-const SINKS: [&str; 1] = ["/dev/null"];
+/// Paths of the system's configuration, root certificates and random numbers.
+const SYSTEM_PATHS: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
+/// Devices that the process may write to.
+const WRITABLE_DEVICES: [&str; 1] = ["/dev/null"];
 
-/// Disables core files.
-pub(super) fn no_core() {
+/// Disables core dumps, because a core file would contain secrets.
+pub(super) fn disable_core_dumps() {
     if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
         tracing::warn!(%error, "core dumps cannot be disabled");
     }
 }
 
-/// Raises the limit of descriptors to its maximum. The daemon divides them.
-pub(super) fn descriptors() {
+/// Raises the soft limit of open files to the hard limit. The daemon divides the descriptors among its parts.
+pub(super) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
         tracing::warn!(%error, "the limit of open files cannot be raised");
     }
 }
 
-/// Confines the process permanently. Must be called before other threads are started. Features that the kernel lacks
-/// are skipped, and a log line names those in force.
+/// Confines the process permanently. It must be called before other threads start. Protections that the kernel does
+/// not support are left out, and a log line lists those in force.
 pub(super) fn confine(settings: &Settings, config: Option<&Path>) {
-    let calls = no_calls().map_or_else(|error| format!("off ({error})"), |()| "on".to_owned());
-    let paths = only_paths(settings, config).unwrap_or_else(|error| format!("off ({error})"));
+    let calls = filter_system_calls().map_or_else(|error| format!("off ({error})"), |()| "on".to_owned());
+    let paths = restrict_paths(settings, config).unwrap_or_else(|error| format!("off ({error})"));
     tracing::info!(seccomp = calls, landlock = paths, "confined");
 }
 
-/// Denies system calls that a proxy does not need and an attacker would use.
-fn no_calls() -> Result<(), seccompiler::Error> {
+/// Denies system calls that a proxy does not need and an attacker could use.
+fn filter_system_calls() -> Result<(), seccompiler::Error> {
     let mut rules = Rules::new();
-    for call in DENIED {
-        put(&mut rules, call, Vec::new());
+    for call in DENIED_CALLS {
+        add(&mut rules, call, Vec::new());
     }
-    let spaces = NAMESPACES.iter().map(|flag| {
+    let namespaces = NAMESPACE_FLAGS.iter().map(|flag| {
         let flag = u64::from(flag.unsigned_abs());
         let has = SeccompCmpOp::MaskedEq(flag);
         Ok(SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Qword, has, flag)?])?)
     });
-    put(&mut rules, libc::SYS_clone, spaces.collect::<Result<_, seccompiler::Error>>()?);
-    seccomp::refuse(libc::EPERM, rules)?;
-    // The flags of `clone3` are in memory, where a filter cannot read them. If it is reported as missing, libraries use
-    // `clone`.
-    let mut unseen = Rules::new();
-    put(&mut unseen, libc::SYS_clone3, Vec::new());
-    seccomp::refuse(libc::ENOSYS, unseen)
+    add(&mut rules, libc::SYS_clone, namespaces.collect::<Result<_, seccompiler::Error>>()?);
+    seccomp::deny(libc::EPERM, rules)?;
+    // The flags of clone3 are in memory, which a filter cannot read. On ENOSYS, libraries fall back to clone.
+    let mut clone3_rules = Rules::new();
+    add(&mut clone3_rules, libc::SYS_clone3, Vec::new());
+    seccomp::deny(libc::ENOSYS, clone3_rules)
 }
 
-const NAMESPACES: [i32; 7] = [
+const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWCGROUP,
     libc::CLONE_NEWIPC,
     libc::CLONE_NEWNET,
@@ -74,8 +73,8 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWUTS,
 ];
 
-/// Calls for new programs, other processes, namespaces, mounts, the kernel itself and identities.
-const DENIED: [i64; 46] = [
+/// System calls for new programs, other processes, namespaces, mounts, kernel internals and identities.
+const DENIED_CALLS: [i64; 46] = [
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_bpf,
@@ -124,11 +123,11 @@ const DENIED: [i64; 46] = [
     libc::SYS_vhangup,
 ];
 
-/// Restricts writing to the daemon's own files, and reading to those, the configuration and the system's. Files that a
-/// later configuration names must be in directories that the first one named.
-fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
-    for file in kept(settings) {
-        if let Some(folder) = folder(file) {
+/// Limits writing to the daemon's own files, and reading to those, its configuration and the system's. Files that a
+/// later configuration names must be in directories that the first one named. Returns the status for the log.
+fn restrict_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
+    for file in written_files(settings) {
+        if let Some(folder) = parent_dir(file) {
             files::private_dir(&folder)?;
         }
     }
@@ -137,22 +136,22 @@ fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<
         ListenAt::Unix(path) => Some(path),
         ListenAt::Tcp(_) => None,
     });
-    let own: Vec<_> = kept(settings).chain(sockets).filter_map(|file| folder(file)).collect();
+    let own: Vec<_> = written_files(settings).chain(sockets).filter_map(|file| parent_dir(file)).collect();
     let own: Vec<_> = own.into_iter().chain([settings.state_dir.clone()]).collect();
     if own.iter().any(|folder| folder == Path::new("/")) {
-        return Ok("off (files that it writes lie right in /)".to_owned());
+        return Ok("off (the daemon writes files directly in /)".to_owned());
     }
-    let status = restrict(&own, &sources(settings, config))?;
+    let status = apply_landlock(&own, &readable_paths(settings, config))?;
     Ok(match status {
         RulesetStatus::FullyEnforced => "on",
-        RulesetStatus::PartiallyEnforced => "in part",
-        RulesetStatus::NotEnforced => "off (this kernel has none)",
+        RulesetStatus::PartiallyEnforced => "partially on",
+        RulesetStatus::NotEnforced => "off (not supported by this kernel)",
     }
     .to_owned())
 }
 
 /// Returns the files that the daemon creates and writes.
-fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
+fn written_files(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
     let key = match &settings.vault.key {
         Source::File(key) => Some(key),
         Source::Env(_) | Source::Secret(_) => None,
@@ -165,18 +164,18 @@ fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
     files.into_iter().chain(&settings.interception.ca_key).chain(key).chain(ledger).chain(&settings.audit.path)
 }
 
-fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
-    // The rights of newer kernels are requested too. Older kernels ignore them.
-    const WISHED: ABI = ABI::V6;
+fn apply_landlock(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
+    // Older kernels ignore the access rights that they do not support.
+    const NEWEST_ABI: ABI = ABI::V6;
     let read_only = AccessFs::ReadFile | AccessFs::ReadDir;
-    let without_programs = AccessFs::from_all(WISHED) & !AccessFs::Execute;
+    let without_programs = AccessFs::from_all(NEWEST_ABI) & !AccessFs::Execute;
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(WISHED))?
+        .handle_access(AccessFs::from_all(NEWEST_ABI))?
         .scope(Scope::Signal)?
         .create()?
-        .add_rules(path_beneath_rules(SYSTEM, read_only))?
-        .add_rules(path_beneath_rules(SINKS, AccessFs::WriteFile | AccessFs::ReadFile))?
+        .add_rules(path_beneath_rules(SYSTEM_PATHS, read_only))?
+        .add_rules(path_beneath_rules(WRITABLE_DEVICES, AccessFs::WriteFile | AccessFs::ReadFile))?
         .add_rules(path_beneath_rules(read, read_only))?
         .add_rules(path_beneath_rules(own, without_programs))?
         .restrict_self()?;
@@ -185,26 +184,26 @@ fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetE
 
 /// Returns the directories of the files that the configuration names, and of the targets of links among them. A file in
 /// the root directory is returned itself.
-fn sources(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
+fn readable_paths(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
     let tls = settings.proxy.tls.iter();
     let tls = tls.flat_map(|tls| [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).chain(&tls.crl));
     let named = settings.upstream.extra_roots.iter().chain(&settings.upstream.crls).chain(tls).cloned();
     let roots = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let base = config.and_then(folder).unwrap_or_default();
+    let base = config.and_then(parent_dir).unwrap_or_default();
     let text = config.and_then(|config| fs::read_to_string(config).ok()).unwrap_or_default();
     let secrets = secret_files(&text).into_iter().map(|file| base.join(file));
-    // On many systems it is a link to a file that is updated elsewhere.
-    let all = named.chain(secrets).chain(config.map(Path::to_owned)).chain([PathBuf::from(RESOLVERS)]);
+    // On many systems, resolv.conf is a link to a file that a service keeps up to date.
+    let all = named.chain(secrets).chain(config.map(Path::to_owned)).chain([PathBuf::from(RESOLV_CONF)]);
     let places = all.flat_map(|file| [fs::canonicalize(&file).ok(), Some(file)]).flatten().filter_map(|file| {
-        let folder = folder(&file)?;
+        let folder = parent_dir(&file)?;
         Some(if folder == Path::new("/") { file } else { folder })
     });
     places.chain(roots).collect()
 }
 
-const RESOLVERS: &str = "/etc/resolv.conf";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-fn folder(file: &Path) -> Option<PathBuf> {
+fn parent_dir(file: &Path) -> Option<PathBuf> {
     let parent = file.parent()?;
     Some(if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() })
 }

@@ -1,4 +1,5 @@
-//! The command line: flags in, exit code out. Data goes to stdout, messages to stderr.
+//! The command line: parses the flags, runs the command and returns its exit code. Data goes to stdout, messages to
+//! stderr.
 
 mod approval;
 mod audit;
@@ -115,7 +116,7 @@ enum Command {
     Completions {
         /// The shell
         #[arg(value_enum)]
-        shell: manual::Completed,
+        shell: manual::CompletionShell,
     },
     /// Print a manual page, to be shown with `exeat man | man -l -`
     Man(manual::ManArgs),
@@ -165,12 +166,12 @@ struct VerifyArgs {
     json: bool,
 }
 
-/// The exit codes of all commands except `run`, which returns that of its child.
+/// The exit codes of all commands except `run`, which returns the exit code of its child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Done = 0,
     Failed = 1,
-    /// Also the exit code of clap.
+    /// The exit code that clap uses, too.
     Usage = 2,
     Refused = 3,
 }
@@ -185,7 +186,7 @@ impl From<Exit> for ExitCode {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    // The first step of `inside` writes to files in /proc, which a process without core dumps does not own.
+    // `inside` first writes to its files in /proc. If a process is not dumpable, root owns these files.
     if !matches!(cli.command, Command::Inside(_)) {
         terminal::undumpable();
     }

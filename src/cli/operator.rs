@@ -28,105 +28,107 @@ use crate::policy::compile::AdminAddress;
 use crate::policy::settings::ListenAt;
 use crate::policy::source::{read_source, usable};
 
-/// Maximum time to connect.
-const TO_CONNECT: Duration = Duration::from_secs(5);
-/// Maximum time for a request and its response.
-const TO_ANSWER: Duration = Duration::from_secs(30);
-/// Maximum size of a response, in bytes.
-const MAX_ANSWER: usize = 64_000_000;
-/// The variable with the token. It takes precedence.
-const TOKEN: &str = "EXEAT_ADMIN_TOKEN";
-/// The options that name another daemon than the configured one.
-const FLAG: &str = "--admin or EXEAT_ADMIN";
+/// The timeout to establish the connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout for the whole exchange, from connecting to the end of the response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum size of a response body, in bytes.
+const MAX_RESPONSE: usize = 64_000_000;
+/// The variable with the admin token. It takes precedence over all other sources.
+const TOKEN_VARIABLE: &str = "EXEAT_ADMIN_TOKEN";
+/// The options that select another daemon than the configured one, for messages.
+const ADDRESS_OPTION: &str = "--admin or EXEAT_ADMIN";
 
-/// A daemon and the operator's token for it.
-pub(super) struct Operator {
-    at: At,
+/// A client of the admin API of one daemon.
+pub(super) struct AdminClient {
+    endpoint: Endpoint,
     /// The source of the address, for error messages.
-    named_by: String,
-    /// `None` on a Unix socket, where the kernel identifies the user.
+    endpoint_source: String,
+    /// `None` only on a Unix socket, where the daemon can authenticate the operator by user id.
     token: Option<Token>,
 }
 
 /// The address of an admin listener.
 #[derive(Debug, PartialEq, Eq)]
-enum At {
-    /// Addresses of one listener. The first one that responds is used.
+enum Endpoint {
+    /// The addresses of one listener. The first that accepts a connection is used.
     Tcp(Vec<SocketAddr>),
     Unix(PathBuf),
 }
 
 struct Token {
     value: Secret,
-    /// The source of the token.
+    /// The source of the token, for error messages.
     from: String,
 }
 
-/// Why there is no usable response.
+/// A failed exchange with the daemon.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
-    #[error("{0} closed the connection without a whole answer")]
+pub(super) enum AdminError {
+    #[error("{0} closed the connection before the response was complete")]
     Closed(String),
-    #[error("the answer from {0} did not come whole in time")]
-    Late(String),
-    #[error("the answer from {0} is longer than {MAX_ANSWER} bytes")]
-    Long(String),
-    #[error("what answers at {0} is not an exeat admin listener, or one of another version")]
-    Odd(String),
-    #[error("the daemon at {0} does not know this page; it is older than this exeat")]
-    Older(String),
-    #[error("{}", words(.0, .1))]
+    #[error("timed out waiting for the response from {0}")]
+    TimedOut(String),
+    #[error("the response from {0} is longer than {MAX_RESPONSE} bytes")]
+    TooLong(String),
+    #[error("the server at {0} is not an exeat admin listener, or has an incompatible version")]
+    NotExeat(String),
+    #[error("the daemon at {0} does not support this request; it is older than this exeat")]
+    DaemonTooOld(String),
+    #[error("{}", error_text(.0, .1))]
     Refused(StatusCode, Value),
-    #[error("the daemon at {0} does not take the admin token of {1}")]
+    #[error("the daemon at {0} rejected the admin token from {1}")]
     TokenWrong(String, String),
-    #[error("the daemon at {0} lets in neither this user nor anybody without its token; {TOKEN} can hold it")]
+    #[error("the daemon at {0} requires its admin token from this user; set it in {TOKEN_VARIABLE}")]
     TokenMissing(String),
     #[error(
-        "no daemon can be reached at {at} (from {named_by}): {why}; is `exeat serve` running? \
-         --admin or EXEAT_ADMIN can name another place"
+        "cannot connect to the daemon at {endpoint} (from {endpoint_source}): {why}; is `exeat serve` running? \
+         To use another address, set --admin or EXEAT_ADMIN"
     )]
-    Unreached { at: String, named_by: String, why: io::Error },
+    Unreachable { endpoint: String, endpoint_source: String, why: io::Error },
 }
 
-/// Sends a request to the daemon and passes the response to `told`.
-pub(super) fn ask(
+/// Sends a request to the daemon and passes the response to `print_response`, which returns `None` for an unexpected
+/// document. Errors are printed.
+pub(super) fn send(
     config: Option<&Path>,
     admin: Option<&str>,
-    question: &Question<'_>,
-    told: impl FnOnce(&Value) -> Option<()>,
+    request: &AdminRequest<'_>,
+    print_response: impl FnOnce(&Value) -> Option<()>,
 ) -> Exit {
-    let failed = |failed: Failed| {
-        say(format_args!("exeat: {failed}"));
+    let failed = |error: AdminError| {
+        say(format_args!("exeat: {error}"));
         Exit::Failed
     };
-    let operator = match Operator::find(config, admin) {
-        Ok(operator) => operator,
+    let client = match AdminClient::find(config, admin) {
+        Ok(client) => client,
         Err(exit) => return exit,
     };
-    let answered = tokio::runtime::Builder::new_current_thread()
+    let response = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|why| operator.unreached(why))
-        .and_then(|runtime| runtime.block_on(operator.ask(question)));
-    match answered {
-        Ok(answer) => told(&answer).map_or_else(|| failed(Failed::Odd(operator.at.to_string())), |()| Exit::Done),
-        Err(why) => failed(why),
+        .map_err(|why| client.unreachable(why))
+        .and_then(|runtime| runtime.block_on(client.send(request)));
+    match response {
+        Ok(response) => print_response(&response)
+            .map_or_else(|| failed(AdminError::NotExeat(client.endpoint.to_string())), |()| Exit::Done),
+        Err(error) => failed(error),
     }
 }
 
-/// Prints a response as JSON.
-pub(super) fn print_json(answer: &Value) {
-    print(escaped(&format!("{answer:#}\n")));
+/// Prints the response document as JSON.
+pub(super) fn print_json(document: &Value) {
+    print(escaped(&format!("{document:#}\n")));
 }
 
 /// A request to the daemon.
-pub(super) struct Question<'q> {
+pub(super) struct AdminRequest<'q> {
     pub(super) method: Method,
     pub(super) path: &'q str,
     pub(super) body: Option<Value>,
 }
 
-impl<'q> Question<'q> {
+impl<'q> AdminRequest<'q> {
     pub(super) fn get(path: &'q str) -> Self {
         Self { method: Method::GET, path, body: None }
     }
@@ -140,132 +142,137 @@ impl<'q> Question<'q> {
     }
 }
 
-impl Operator {
-    /// Returns the daemon that the flag or the configuration names. The file is only read if it is needed.
+impl AdminClient {
+    /// Finds the daemon and the token by the option and the environment, else by the configuration. The file is read
+    /// only if the address or the token is not given otherwise.
     fn find(config: Option<&Path>, admin: Option<&str>) -> Result<Self, Exit> {
         let admin = admin.filter(|text| !text.is_empty());
-        let given = std::env::var_os(TOKEN).map(|token| token.into_encoded_bytes()).filter(|token| !token.is_empty());
-        let place = || {
-            paths::admin_place(config).map_err(|problems| {
-                paths::say_problems(config, &problems);
+        let env_token =
+            std::env::var_os(TOKEN_VARIABLE).map(|token| token.into_encoded_bytes()).filter(|token| !token.is_empty());
+        let configured = || {
+            paths::admin_address(config).map_err(|problems| {
+                paths::report_problems(config, &problems);
                 Exit::Usage
             })
         };
-        let named = match admin {
-            Some(text) => Some(At::named(text)?),
+        let given = match admin {
+            Some(text) => Some(Endpoint::from_option(text)?),
             None => None,
         };
-        let (at, named_by, token) = match (named, given) {
-            (Some(at), Some(given)) => (at, FLAG.to_owned(), Token::given(given)),
-            (Some(at), None) => {
-                let place = place()?;
-                let token = Token::for_another(&place, &at);
-                (at, FLAG.to_owned(), token)
+        let (endpoint, endpoint_source, token) = match (given, env_token) {
+            (Some(endpoint), Some(token)) => (endpoint, ADDRESS_OPTION.to_owned(), Token::from_environment(token)),
+            (Some(endpoint), None) => {
+                let configured = configured()?;
+                let token = Token::for_option(&configured, &endpoint);
+                (endpoint, ADDRESS_OPTION.to_owned(), token)
             }
-            (None, given) => {
-                let place = place()?;
-                let at = At::configured(&place)?;
-                (at, listener(config), given.map_or_else(|| Token::of(&place), Token::given))
+            (None, token) => {
+                let configured = configured()?;
+                let endpoint = Endpoint::from_config(&configured)?;
+                let token = token.map_or_else(|| Token::from_config(&configured), Token::from_environment);
+                (endpoint, config_source(config), token)
             }
         };
-        match (token, &at) {
-            (Ok(token), _) => Ok(Self { at, named_by, token: Some(token) }),
-            (Err(_), At::Unix(_)) => Ok(Self { at, named_by, token: None }),
-            (Err(why), At::Tcp(_)) => {
-                say(format_args!("exeat: no admin token: {why}; set it in {TOKEN}"));
+        match (token, &endpoint) {
+            (Ok(token), _) => Ok(Self { endpoint, endpoint_source, token: Some(token) }),
+            (Err(_), Endpoint::Unix(_)) => Ok(Self { endpoint, endpoint_source, token: None }),
+            (Err(why), Endpoint::Tcp(_)) => {
+                say(format_args!("exeat: no admin token: {why}; set it in {TOKEN_VARIABLE}"));
                 Err(Exit::Failed)
             }
         }
     }
 
-    async fn ask(&self, question: &Question<'_>) -> Result<Value, Failed> {
-        let answer = timeout(TO_ANSWER, self.exchange(question)).await;
-        let (status, body) = answer.map_err(|_| Failed::Late(self.at.to_string()))??;
+    async fn send(&self, request: &AdminRequest<'_>) -> Result<Value, AdminError> {
+        let response = timeout(RESPONSE_TIMEOUT, self.exchange(request)).await;
+        let (status, body) = response.map_err(|_| AdminError::TimedOut(self.endpoint.to_string()))??;
         let document: Option<Value> = serde_json::from_slice(&body).ok();
-        let at = || self.at.to_string();
+        let at = || self.endpoint.to_string();
         match (status, document) {
             (StatusCode::UNAUTHORIZED, _) => Err(match &self.token {
-                Some(token) => Failed::TokenWrong(at(), token.from.clone()),
-                None => Failed::TokenMissing(at()),
+                Some(token) => AdminError::TokenWrong(at(), token.from.clone()),
+                None => AdminError::TokenMissing(at()),
             }),
             (status, Some(document)) if status.is_success() => Ok(document),
-            (status, Some(document)) if document.get("error").is_some() => Err(Failed::Refused(status, document)),
-            (StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, None) => Err(Failed::Older(at())),
-            _ => Err(Failed::Odd(at())),
+            (status, Some(document)) if document.get("error").is_some() => Err(AdminError::Refused(status, document)),
+            (StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, None) => Err(AdminError::DaemonTooOld(at())),
+            _ => Err(AdminError::NotExeat(at())),
         }
     }
 
-    /// Sends one request on a connection of its own.
-    async fn exchange(&self, question: &Question<'_>) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Failed> {
-        match &self.at {
-            At::Tcp(addresses) => {
-                let (stream, address) = self.connected(tcp(addresses)).await?;
-                self.over(stream, &address.to_string(), question).await
+    /// Opens a connection and sends one request on it.
+    async fn exchange(&self, request: &AdminRequest<'_>) -> Result<(StatusCode, Zeroizing<Vec<u8>>), AdminError> {
+        match &self.endpoint {
+            Endpoint::Tcp(addresses) => {
+                let (stream, address) = self.connect(connect_tcp(addresses)).await?;
+                self.exchange_on(stream, &address.to_string(), request).await
             }
-            At::Unix(path) => {
-                let stream = self.connected(UnixStream::connect(path)).await?;
-                self.over(stream, "localhost", question).await
+            Endpoint::Unix(path) => {
+                let stream = self.connect(UnixStream::connect(path)).await?;
+                self.exchange_on(stream, "localhost", request).await
             }
         }
     }
 
-    async fn connected<S>(&self, connecting: impl Future<Output = io::Result<S>>) -> Result<S, Failed> {
-        let connected = timeout(TO_CONNECT, connecting).await;
-        connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|why| self.unreached(why))
+    async fn connect<S>(&self, connecting: impl Future<Output = io::Result<S>>) -> Result<S, AdminError> {
+        let connected = timeout(CONNECT_TIMEOUT, connecting).await;
+        connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|why| self.unreachable(why))
     }
 
-    async fn over(
+    async fn exchange_on(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         host: &str,
-        question: &Question<'_>,
-    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Failed> {
-        let at = || self.at.to_string();
-        let odd = |error: hyper::Error| if error.is_parse() { Failed::Odd(at()) } else { Failed::Closed(at()) };
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(odd)?;
+        request: &AdminRequest<'_>,
+    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), AdminError> {
+        let at = || self.endpoint.to_string();
+        let failed =
+            |error: hyper::Error| if error.is_parse() { AdminError::NotExeat(at()) } else { AdminError::Closed(at()) };
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
         let connection = AbortOnDropHandle::new(tokio::spawn(connection));
-        let request = self.request(host, question).map_err(|_| Failed::Odd(at()))?;
-        let response = sender.send_request(request).await.map_err(odd)?;
+        let request = self.build_request(host, request).map_err(|_| AdminError::NotExeat(at()))?;
+        let response = sender.send_request(request).await.map_err(failed)?;
         let status = response.status();
-        if response.body().size_hint().lower() > MAX_ANSWER as u64 {
-            return Err(Failed::Long(at()));
+        if response.body().size_hint().lower() > MAX_RESPONSE as u64 {
+            return Err(AdminError::TooLong(at()));
         }
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
         drop(connection);
         match body {
             // The body may contain the token of an execution.
             Ok(body) => Ok((status, Zeroizing::new(body.to_bytes().into()))),
-            Err(error) if error.is::<LengthLimitError>() => Err(Failed::Long(at())),
-            Err(_) => Err(Failed::Closed(at())),
+            Err(error) if error.is::<LengthLimitError>() => Err(AdminError::TooLong(at())),
+            Err(_) => Err(AdminError::Closed(at())),
         }
     }
 
-    fn request(&self, host: &str, question: &Question<'_>) -> http::Result<Request<Full<Bytes>>> {
-        let mut request = Request::builder().method(&question.method).uri(question.path).header(HOST, host);
+    fn build_request(&self, host: &str, request: &AdminRequest<'_>) -> http::Result<Request<Full<Bytes>>> {
+        let mut builder = Request::builder().method(&request.method).uri(request.path).header(HOST, host);
         if let Some(token) = &self.token {
             let field = Zeroizing::new([b"Bearer ", token.value.expose()].concat());
             let mut field = HeaderValue::from_bytes(&field)?;
             field.set_sensitive(true);
-            request = request.header(AUTHORIZATION, field);
+            builder = builder.header(AUTHORIZATION, field);
         }
-        let body = match &question.body {
+        let body = match &request.body {
             Some(body) => {
-                request = request.header(CONTENT_TYPE, "application/json");
+                builder = builder.header(CONTENT_TYPE, "application/json");
                 Bytes::from(body.to_string())
             }
             None => Bytes::new(),
         };
-        request.body(Full::new(body))
+        builder.body(Full::new(body))
     }
 
-    fn unreached(&self, why: io::Error) -> Failed {
-        Failed::Unreached { at: self.at.to_string(), named_by: self.named_by.clone(), why }
+    fn unreachable(&self, why: io::Error) -> AdminError {
+        let endpoint = self.endpoint.to_string();
+        AdminError::Unreachable { endpoint, endpoint_source: self.endpoint_source.clone(), why }
     }
 }
 
-/// Connects to the operator's daemon. The addresses are literal: no name is resolved.
+/// Connects to the operator's daemon at a given or configured address. No name is resolved.
 #[expect(clippy::disallowed_methods, reason = "to the operator's daemon, not to an origin")]
-async fn tcp(addresses: &[SocketAddr]) -> io::Result<(TcpStream, SocketAddr)> {
+async fn connect_tcp(addresses: &[SocketAddr]) -> io::Result<(TcpStream, SocketAddr)> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
         match TcpStream::connect(address).await {
@@ -276,21 +283,21 @@ async fn tcp(addresses: &[SocketAddr]) -> io::Result<(TcpStream, SocketAddr)> {
     Err(last)
 }
 
-impl At {
-    /// Parses the value of `--admin`.
-    fn named(text: &str) -> Result<Self, Exit> {
+impl Endpoint {
+    /// Parses the address in `--admin`, and reports an invalid one.
+    fn from_option(text: &str) -> Result<Self, Exit> {
         Self::parse(text).ok_or_else(|| {
-            // The value is not repeated, because it may contain a token.
+            // The message does not repeat the text, because it may contain a token.
             say(format_args!(
-                "exeat: {FLAG}: write http://ADDRESS:PORT, with an IP address or localhost, or unix:PATH"
+                "exeat: {ADDRESS_OPTION}: expected http://ADDRESS:PORT, with an IP address or localhost, or unix:PATH"
             ));
             Exit::Usage
         })
     }
 
-    fn configured(place: &AdminAddress) -> Result<Self, Exit> {
-        place.listen.as_ref().and_then(Self::of).ok_or_else(|| {
-            say("exeat: [admin].listen has no fixed port; name the one that the daemon took with --admin");
+    fn from_config(configured: &AdminAddress) -> Result<Self, Exit> {
+        configured.listen.as_ref().and_then(Self::from_listener).ok_or_else(|| {
+            say("exeat: [admin].listen has no fixed port; give the daemon's address with --admin");
             Exit::Usage
         })
     }
@@ -317,21 +324,21 @@ impl At {
         Some(Self::Tcp(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect()))
     }
 
-    /// Returns true for an address of this machine.
-    fn is_here(&self) -> bool {
+    /// Returns true if connections to the endpoint do not leave the machine.
+    fn is_local(&self) -> bool {
         match self {
             Self::Tcp(addresses) => addresses.iter().all(|address| address.ip().is_loopback()),
             Self::Unix(_) => true,
         }
     }
 
-    /// Returns true for the listener of this configuration.
-    fn is_of(&self, place: &AdminAddress) -> bool {
-        place.listen.as_ref().and_then(Self::of).is_some_and(|own| own == *self)
+    /// Returns true if the endpoint is the configured listener.
+    fn is_configured(&self, configured: &AdminAddress) -> bool {
+        configured.listen.as_ref().and_then(Self::from_listener).is_some_and(|own| own == *self)
     }
 
-    /// Returns the address at which a listener is reached from its own machine.
-    fn of(listen: &ListenAt) -> Option<Self> {
+    /// Returns the endpoint of a listener as reached from its own machine, or `None` if it has no fixed port.
+    fn from_listener(listen: &ListenAt) -> Option<Self> {
         match listen {
             ListenAt::Unix(path) => Some(Self::Unix(path.clone())),
             ListenAt::Tcp(address) if address.port() == 0 => None,
@@ -347,7 +354,7 @@ impl At {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(addresses) => addresses.iter().enumerate().try_for_each(|(i, address)| {
@@ -360,33 +367,33 @@ impl fmt::Display for At {
 }
 
 impl Token {
-    /// Returns the token that the configuration gives the daemon.
-    fn of(place: &AdminAddress) -> Result<Self, String> {
-        if let Some(source) = &place.token {
+    /// Reads the token from the configured source or the state directory, as the daemon does.
+    fn from_config(configured: &AdminAddress) -> Result<Self, String> {
+        if let Some(source) = &configured.token {
             let value = read_source(source, &|name| std::env::var(name).ok()).map_err(|why| why.to_string())?;
             return Self::checked(value, "the configuration's [admin].token".to_owned());
         }
-        let path = place.state_dir.join("admin.token");
+        let path = configured.state_dir.join("admin.token");
         let from = clean(&path.display().to_string());
         let read = files::read_private(&path).map_err(|why| format!("{from}: {why}"))?;
         Self::checked(Secret::new(read.trim_ascii_end().to_vec()), from)
     }
 
-    /// As [`Self::of`], for a daemon that the flag names. A token of this machine is not sent over a network because of
-    /// a typing error.
-    fn for_another(place: &AdminAddress, at: &At) -> Result<Self, String> {
-        if at.is_here() || at.is_of(place) {
-            return Self::of(place);
+    /// Reads the token as [`Self::from_config`] does, for an endpoint given by option. It is not sent to an
+    /// unconfigured remote endpoint: a mistyped address would disclose it.
+    fn for_option(configured: &AdminAddress, endpoint: &Endpoint) -> Result<Self, String> {
+        if endpoint.is_local() || endpoint.is_configured(configured) {
+            return Self::from_config(configured);
         }
-        Err(format!("the token found here is for the configured [admin].listen on this machine, not for {at}"))
+        Err(format!("the local admin token is only for the configured [admin].listen, not for {endpoint}"))
     }
 
     /// Reads a token from the environment.
-    fn given(token: Vec<u8>) -> Result<Self, String> {
-        Self::checked(Secret::new(token), TOKEN.to_owned())
+    fn from_environment(token: Vec<u8>) -> Result<Self, String> {
+        Self::checked(Secret::new(token), TOKEN_VARIABLE.to_owned())
     }
 
-    /// Checks that a token is valid in a header field.
+    /// Checks that the token is a valid header field value.
     fn checked(value: Secret, from: String) -> Result<Self, String> {
         match usable(value) {
             Ok(value) => Ok(Self { value, from }),
@@ -395,15 +402,15 @@ impl Token {
     }
 }
 
-fn listener(config: Option<&Path>) -> String {
+fn config_source(config: Option<&Path>) -> String {
     match config {
         Some(path) => format!("[admin].listen of {}", clean(&path.display().to_string())),
-        None => "the built-in configuration; -c names yours".to_owned(),
+        None => "the built-in configuration; use -c for yours".to_owned(),
     }
 }
 
-/// Returns the daemon's error text.
-fn words(status: &StatusCode, document: &Value) -> String {
+/// Returns the error text of the daemon's response.
+fn error_text(status: &StatusCode, document: &Value) -> String {
     let why = document.get("error").and_then(Value::as_str).map(clean).unwrap_or_default();
     let state = document.get("state").and_then(Value::as_str).map(|state| format!(" ({})", clean(state)));
     let why = if why.is_empty() { format!("the daemon answered {status}") } else { why };
@@ -415,8 +422,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_named_without_a_dns_lookup() {
-        let tcp = |all: &[&str]| Some(At::Tcp(all.iter().map(|one| one.parse().unwrap()).collect()));
+    fn endpoints_are_addresses_that_need_no_lookup() {
+        let tcp = |all: &[&str]| Some(Endpoint::Tcp(all.iter().map(|one| one.parse().unwrap()).collect()));
         let rows = [
             ("http://127.0.0.1:3129", tcp(&["127.0.0.1:3129"])),
             ("http://127.0.0.1:3129/", tcp(&["127.0.0.1:3129"])),
@@ -424,9 +431,9 @@ mod tests {
             ("http://[::1]:3129", tcp(&["[::1]:3129"])),
             ("http://10.1.2.3:3129", tcp(&["10.1.2.3:3129"])),
             ("http://localhost:3129", tcp(&["127.0.0.1:3129", "[::1]:3129"])),
-            ("unix:/run/exeat/admin.sock", Some(At::Unix("/run/exeat/admin.sock".into()))),
-            ("unix:///run/exeat/admin.sock", Some(At::Unix("/run/exeat/admin.sock".into()))),
-            ("unix:admin.sock", Some(At::Unix("admin.sock".into()))),
+            ("unix:/run/exeat/admin.sock", Some(Endpoint::Unix("/run/exeat/admin.sock".into()))),
+            ("unix:///run/exeat/admin.sock", Some(Endpoint::Unix("/run/exeat/admin.sock".into()))),
+            ("unix:admin.sock", Some(Endpoint::Unix("admin.sock".into()))),
             ("unix:", None),
             ("", None),
             ("127.0.0.1:3129", None),
@@ -442,12 +449,12 @@ mod tests {
             ("http://127.0.0.1:", None),
         ];
         for (text, want) in rows {
-            assert_eq!(At::parse(text), want, "{text}");
+            assert_eq!(Endpoint::parse(text), want, "{text}");
         }
     }
 
     #[test]
-    fn a_listener_on_all_addresses_is_reached_over_the_loopback() {
+    fn unspecified_addresses_are_reached_over_the_loopback() {
         let rows = [
             ("0.0.0.0:3129", Some("http://127.0.0.1:3129")),
             ("[::]:3129", Some("http://[::1]:3129")),
@@ -455,18 +462,18 @@ mod tests {
             ("127.0.0.1:0", None),
         ];
         for (listen, want) in rows {
-            let at = At::of(&ListenAt::Tcp(listen.parse().unwrap()));
+            let at = Endpoint::from_listener(&ListenAt::Tcp(listen.parse().unwrap()));
             assert_eq!(at.map(|at| at.to_string()).as_deref(), want, "{listen}");
         }
     }
 
-    /// The paused clock advances immediately while all tasks are idle.
+    /// The paused clock advances at once while all tasks are idle.
     #[tokio::test(start_paused = true)]
-    async fn a_silent_daemon_times_out() {
+    async fn silent_daemons_time_out() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let at = At::Tcp(vec![silent.local_addr().unwrap()]);
-        let operator = Operator { at, named_by: "the test".to_owned(), token: None };
-        let failed = operator.ask(&Question::get("/v1/executions")).await.unwrap_err();
-        assert!(matches!(failed, Failed::Late(_) | Failed::Unreached { .. }), "{failed}");
+        let endpoint = Endpoint::Tcp(vec![silent.local_addr().unwrap()]);
+        let client = AdminClient { endpoint, endpoint_source: "the test".to_owned(), token: None };
+        let error = client.send(&AdminRequest::get("/v1/executions")).await.unwrap_err();
+        assert!(matches!(error, AdminError::TimedOut(_) | AdminError::Unreachable { .. }), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use crate::policy::compile::{self, AdminAddress, Config, Problem};
 use crate::policy::settings::Vault;
 use crate::policy::source::CompileContext;
 
-/// Returns the state directory if the file names none: that of systemd, of the user, or of the service.
+/// Returns the default state directory: systemd's, the user's, or the service's.
 pub(super) fn state_dir() -> PathBuf {
     let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let of_service = || PathBuf::from("/var/lib/exeat");
@@ -26,39 +26,40 @@ pub(super) fn state_dir() -> PathBuf {
     var("HOME").map_or_else(of_service, |home| home.join(".local/state/exeat"))
 }
 
-/// Returns the configuration file to watch, if one was named.
-pub(super) fn file(config: Option<&Path>) -> Option<ConfigFile> {
+/// Returns the configuration file, if one was given.
+pub(super) fn config_file(config: Option<&Path>) -> Option<ConfigFile> {
     config.map(|path| ConfigFile::new(path, &state_dir()))
 }
 
-/// Loads the named file, or the built-in default.
+/// Loads the given file, or the built-in default.
 pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
-    match file(config) {
+    match config_file(config) {
         Some(file) => file.load(),
         None => {
             let env = |name: &str| std::env::var(name).ok();
             let secrets = &vault::Reader::default();
-            let around = CompileContext { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
-            compile::compile("", &around)
+            let context = CompileContext { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
+            compile::compile("", &context)
         }
     }
 }
 
-/// Returns the path of the vault. The rest of the configuration may be invalid, for example because a secret has not
-/// been set yet.
-pub(super) fn vault_place(config: Option<&Path>) -> Result<Vault, Vec<Problem>> {
-    let (text, base) = text(config)?;
+/// Returns the location of the vault. The rest of the configuration may be invalid: it may need a secret that is about
+/// to be set.
+pub(super) fn vault_settings(config: Option<&Path>) -> Result<Vault, Vec<Problem>> {
+    let (text, base) = read_text(config)?;
     compile::vault_place(&text, base, &state_dir())
 }
 
-/// Returns the admin listener's address. Other parts, such as the tokens of tasks, may be missing here.
-pub(super) fn admin_place(config: Option<&Path>) -> Result<AdminAddress, Vec<Problem>> {
-    let (text, base) = text(config)?;
+/// Returns the admin listener's address. The rest of the configuration may be invalid: the task tokens, for example,
+/// need not be available to this process.
+pub(super) fn admin_address(config: Option<&Path>) -> Result<AdminAddress, Vec<Problem>> {
+    let (text, base) = read_text(config)?;
     compile::admin_place(&text, base, &state_dir())
 }
 
-/// Returns the text of the named file, and the directory that its paths are relative to.
-fn text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
+/// Returns the text of the given file and the base directory of its relative paths.
+fn read_text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
     let Some(path) = config else { return Ok((String::new(), Path::new(""))) };
     let unreadable = |error: std::io::Error| {
         let problem = format!("cannot be read: {error}");
@@ -67,16 +68,16 @@ fn text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
     Ok((std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new(""))))
 }
 
-/// As [`load`], but prints the problems.
-pub(super) fn load_or_say(config: Option<&Path>) -> Result<Config, Exit> {
+/// Loads the configuration as [`load`] does, and reports its problems.
+pub(super) fn load_or_report(config: Option<&Path>) -> Result<Config, Exit> {
     load(config).map_err(|problems| {
-        say_problems(config, &problems);
+        report_problems(config, &problems);
         Exit::Usage
     })
 }
 
-/// Prints one line for each problem, and their number.
-pub(super) fn say_problems(config: Option<&Path>, problems: &[Problem]) {
+/// Prints one line for each problem, then their number.
+pub(super) fn report_problems(config: Option<&Path>, problems: &[Problem]) {
     for problem in problems {
         say(format_args!("error: {problem}"));
     }

@@ -13,10 +13,10 @@ use clap::Args;
 use tokio::process::Command;
 use toml::Table;
 
-use super::child::{Signals, exit_code, not_run};
+use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
 use super::placeholder;
-use super::placeholder::{Hidden, PlaceholderCredential};
+use super::placeholder::{HiddenKey, PlaceholderCredential};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
 use crate::audit::line::{Event, Line, LineVerdict};
@@ -32,8 +32,8 @@ use crate::policy::source::CompileContext;
 
 /// Flags of `exeat run`.
 ///
-/// The command gets the variables with which clients use the proxy and trust its CA. Without `--isolate`, a program that
-/// ignores them connects directly.
+/// The command gets the variables with which clients use the proxy and trust its CA. Without `--isolate`, a program
+/// that ignores them connects directly.
 #[derive(Args)]
 #[command(
     after_long_help = "Without --isolate, the command is not confined: a program that ignores the proxy variables \
@@ -82,7 +82,7 @@ pub(super) struct RunArgs {
 
 /// The name of the command's task.
 const TASK: &str = "run";
-const TOKEN: &str = "EXEAT_RUN_TOKEN";
+const TOKEN_VARIABLE: &str = "EXEAT_RUN_TOKEN";
 
 pub(super) fn run(config: Option<&Path>, args: RunArgs) -> ExitCode {
     terminal::log("error");
@@ -93,29 +93,29 @@ pub(super) fn run(config: Option<&Path>, args: RunArgs) -> ExitCode {
 }
 
 fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
-    let broken = |error: io::Error| {
+    let io_failed = |error: io::Error| {
         say(format_args!("exeat: {error}"));
         Exit::Failed
     };
     let named: Vec<&str> = args.credential.iter().map(|flag| flag.split('=').next().unwrap_or_default()).collect();
-    let environment = Environment::take_over(&named).map_err(broken)?;
+    let environment = Environment::take_from_process(&named).map_err(io_failed)?;
     let private = fs::Permissions::from_mode(0o700);
-    let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(broken)?;
-    let token = files::hex(files::random::<24>().map_err(broken)?.as_slice());
+    let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(io_failed)?;
+    let token = files::hex(files::random::<24>().map_err(io_failed)?.as_slice());
     let prepared = configure(config, args, state.path(), &token, &environment).map_err(|problems| {
-        paths::say_problems(config, &problems);
+        paths::report_problems(config, &problems);
         Exit::Usage
     })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(broken)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(io_failed)?;
     let log = prepared.config.settings.audit.path.clone();
-    let status = runtime.block_on(behind_a_proxy(prepared, args, state.path(), &token, environment))?;
+    let status = runtime.block_on(run_command(prepared, args, state.path(), &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {
         summarize(&fs::read_to_string(log).unwrap_or_default(), args.learn);
     }
     Ok(exit_code(status))
 }
 
-async fn behind_a_proxy(
+async fn run_command(
     prepared: Prepared,
     args: &RunArgs,
     state: &Path,
@@ -127,12 +127,12 @@ async fn behind_a_proxy(
         Exit::Failed
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
-    let Prepared { config, hidden, lent } = prepared;
+    let Prepared { config, hidden_variables, placeholders } = prepared;
     for warning in config.warnings.iter().filter(|warning| warning.path.starts_with("credentials.")) {
         say(format_args!("warning: {warning}"));
     }
-    let own: Vec<_> = lent.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
-    let keys = keys(&config.policy, lent);
+    let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
+    let keys = keys_to_hide(&config.policy, placeholders);
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
@@ -142,67 +142,76 @@ async fn behind_a_proxy(
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = match args.isolate {
-        true => isolate::enclosed(state, args.unix_sockets, program),
+        true => isolate::isolated_command(state, args.unix_sockets, program),
         false => Command::new(program),
     };
     command.kill_on_drop(true);
-    without(&mut command, rest, &keys, hidden, &environment);
+    set_arguments_and_environment(&mut command, rest, &keys, hidden_variables, &environment);
     drop(environment);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
-        Err(error) => not_run(program, &error),
+        Err(error) => report_spawn_error(program, &error),
     };
-    let breaker = daemon.abort_token();
+    let abort = daemon.abort_token();
     tokio::select! {
         _ = daemon.shutdown() => {}
-        () = async { signals.next().await; breaker.cancel(); std::future::pending().await } => {}
+        () = async { signals.next().await; abort.cancel(); std::future::pending().await } => {}
     }
     Ok(status)
 }
 
-/// Returns all values that the command must not see: those of `--credential` and those of its task.
-fn keys(policy: &Policy, lent: Vec<PlaceholderCredential>) -> Vec<Hidden> {
+/// Returns the keys to hide from the command: those given by flags, and those of its task.
+fn keys_to_hide(policy: &Policy, placeholders: Vec<PlaceholderCredential>) -> Vec<HiddenKey> {
     let of_task = policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
-    let is_lent = |credential: &&Arc<Credential>| lent.iter().any(|key| key.name == credential.name().as_str());
-    let others = of_task.iter().filter(|credential| !is_lent(credential));
-    let mut keys: Vec<Hidden> = others.filter_map(|credential| Hidden::of(credential)).collect();
-    keys.extend(lent.into_iter().map(|key| key.hidden));
+    let is_flag = |credential: &&Arc<Credential>| placeholders.iter().any(|key| key.name == credential.name().as_str());
+    let others = of_task.iter().filter(|credential| !is_flag(credential));
+    let mut keys: Vec<HiddenKey> = others.filter_map(|credential| HiddenKey::from_credential(credential)).collect();
+    keys.extend(placeholders.into_iter().map(|key| key.hidden));
     keys
 }
 
-/// Sets the command's arguments and environment, without values that it must not see.
-fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>, environment: &Environment) {
-    if rest.iter().any(|arg| placeholder::hidden(keys, arg.as_ref()).is_some()) {
-        say("exeat: the command's arguments contain a key, visible to other users; write '$NAME' in quotes");
+/// Sets the command's arguments and environment, with keys replaced by placeholders and `hidden_variables` removed.
+fn set_arguments_and_environment(
+    command: &mut Command,
+    rest: &[String],
+    keys: &[HiddenKey],
+    hidden_variables: Vec<String>,
+    environment: &Environment,
+) {
+    if rest.iter().any(|arg| placeholder::replace_keys(keys, arg.as_ref()).is_some()) {
+        say("exeat: the command's arguments contain a key, which other users can see; write '$NAME' in quotes");
     }
-    command.args(rest.iter().map(|arg| placeholder::hidden(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
+    command.args(rest.iter().map(|arg| placeholder::replace_keys(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
     command.env_clear();
     command.envs(
-        environment.all().map(|(name, value)| (name, placeholder::hidden(keys, value).unwrap_or_else(|| value.into()))),
+        environment
+            .all()
+            .map(|(name, value)| (name, placeholder::replace_keys(keys, value).unwrap_or_else(|| value.into()))),
     );
-    // Variables that configure the proxy, above all its tokens, are not passed to the command.
+    // The command does not get the variables that configure the proxy, because they include its tokens.
     let ours = environment.all().map(|(name, _)| name.to_owned());
     let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
     for name in ours
-        .chain(hidden.into_iter().map(Into::into))
-        .chain(env::NO_PROXY.map(Into::into))
-        .chain(env::OTHER_PROXY.map(Into::into))
+        .chain(hidden_variables.into_iter().map(Into::into))
+        .chain(env::NO_PROXY_VARIABLES.map(Into::into))
+        .chain(env::CLIENT_PROXY_VARIABLES.map(Into::into))
     {
         command.env_remove(name);
     }
 }
 
-/// The parts of a command's proxy.
+/// The configuration of the command's proxy.
 struct Prepared {
     config: Config,
-    /// Variables that the command must not see.
-    hidden: Vec<String>,
-    /// Keys that the command may use.
-    lent: Vec<PlaceholderCredential>,
+    /// The variables to hide from the command.
+    hidden_variables: Vec<String>,
+    /// The keys given by flags.
+    placeholders: Vec<PlaceholderCredential>,
 }
 
-/// Returns the file's settings and the chosen task, with a listener, state directory and task for this run.
+/// Compiles the configuration of the command's proxy: the file's settings with the chosen task's integrations and
+/// credentials, but with its own listener, state directory and task.
 fn configure(
     config: Option<&Path>,
     args: &RunArgs,
@@ -214,59 +223,59 @@ fn configure(
         None => Table::new(),
         Some(path) => read(path)?,
     };
-    let hidden = secret_variables(&toml::Value::Table(table.clone()));
+    let hidden_variables = secret_variables(&toml::Value::Table(table.clone()));
     let base = config.and_then(Path::parent).unwrap_or(Path::new(""));
     let of_task = wanted_task(&table, args)?;
     let list = |key: &str| of_task.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
     let (mut integrations, mut credentials) = (list("integrations"), list("credentials"));
-    let lent = lent_keys(args, environment)?;
-    for key in &lent {
+    let placeholders = placeholder_credentials(args, environment)?;
+    for key in &placeholders {
         put(&mut table, "credentials", key.name.clone(), key.credential.clone());
         credentials.retain(|name| name.as_str() != Some(&key.name));
         credentials.push(key.name.clone().into());
     }
-    let lent_to = lent.iter().flat_map(PlaceholderCredential::hosts);
-    for (n, allowed) in args.allow.iter().map(String::as_str).chain(lent_to).enumerate() {
+    let placeholder_hosts = placeholders.iter().flat_map(PlaceholderCredential::hosts);
+    for (n, allowed) in args.allow.iter().map(String::as_str).chain(placeholder_hosts).enumerate() {
         let name = format!("exeat-run-allow-{n}");
         put(&mut table, "integrations", name.clone(), integration(allowed)?);
         integrations.push(name.into());
     }
     let mut task = Table::new();
-    task.insert("token".to_owned(), format!("env:{TOKEN}").into());
+    task.insert("token".to_owned(), format!("env:{TOKEN_VARIABLE}").into());
     task.insert("integrations".to_owned(), integrations.into());
     task.insert("credentials".to_owned(), credentials.into());
     if let Some(workspace) = of_task.get("workspace") {
         task.insert("workspace".to_owned(), workspace.clone());
     }
     task.insert("observe".to_owned(), args.learn.into());
-    // Other tasks must not be reachable through this listener, and their tokens not be in this process.
+    // The other tasks are removed, so that their tokens are neither accepted nor loaded.
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
-    let listen = if args.isolate { isolate::listen(state) } else { "127.0.0.1:0".to_owned() };
+    let listen = if args.isolate { isolate::listen_address(state) } else { "127.0.0.1:0".to_owned() };
     put(&mut table, "proxy", "listen".to_owned(), vec![listen]);
-    // Settings that identify the callers of the daemon's own listeners do not apply here.
+    // The authentication settings of the daemon's listeners do not apply to this one.
     if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
         for key in ["tls", "unix_tasks", "unix_mode"] {
             proxy.remove(key);
         }
     }
-    // Secrets come from the configured vault. Everything else is in the run's own state directory.
-    let vault = vault::vault_with(&paths::vault_place(config)?, &|name| environment.text(name));
+    // Secrets are read from the configured vault. All other state is in the run's own directory.
+    let vault = vault::vault_with(&paths::vault_settings(config)?, &|name| environment.text(name));
     let secrets = &vault::Reader::of_vault(vault);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
     for own_files in ["interception", "vault", "audit", "ledger", "admin"] {
         table.remove(own_files);
     }
-    let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { environment.text(name) };
+    let env = |name: &str| if name == TOKEN_VARIABLE { Some(token.to_owned()) } else { environment.text(name) };
     let mut compiled =
         compile::compile(&table.to_string(), &CompileContext { base, state_dir: state, env: &env, secrets })?;
     compiled.settings.admin.listen = None;
-    // The command runs as the same user, who could read the key in a file.
+    // The CA key is not written to a file: the command runs as the same user and could read it.
     compiled.settings.interception.ca_key = None;
-    // Processes that the command left running do not delay the exit.
+    // Processes that outlive the command must not delay the exit.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
-    Ok(Prepared { config: compiled, hidden, lent })
+    Ok(Prepared { config: compiled, hidden_variables, placeholders })
 }
 
 fn read(path: &Path) -> Result<Table, Vec<Problem>> {
@@ -275,7 +284,7 @@ fn read(path: &Path) -> Result<Table, Vec<Problem>> {
     text.parse().map_err(|error: toml::de::Error| problem(&path.display().to_string(), error.message().to_owned(), ""))
 }
 
-/// Returns the variables that the file names as sources of secrets.
+/// Returns the variables that the configuration names as sources of secrets.
 fn secret_variables(value: &toml::Value) -> Vec<String> {
     match value {
         toml::Value::String(text) => text.strip_prefix("env:").map(str::to_owned).into_iter().collect(),
@@ -285,17 +294,20 @@ fn secret_variables(value: &toml::Value) -> Vec<String> {
     }
 }
 
-/// Returns the keys of `--credential`. Flags with the same name add hosts.
-fn lent_keys(args: &RunArgs, environment: &Environment) -> Result<Vec<PlaceholderCredential>, Vec<Problem>> {
-    let mut lent: Vec<PlaceholderCredential> = Vec::new();
+/// Parses the `--credential` flags. Flags with the same name are merged into one credential with several hosts.
+fn placeholder_credentials(
+    args: &RunArgs,
+    environment: &Environment,
+) -> Result<Vec<PlaceholderCredential>, Vec<Problem>> {
+    let mut placeholders: Vec<PlaceholderCredential> = Vec::new();
     for flag in &args.credential {
         let key = PlaceholderCredential::new(flag, &|name| environment.text(name)).map_err(|problem| vec![problem])?;
-        match lent.iter_mut().find(|other| other.name == key.name) {
-            Some(known) => known.also(&key).map_err(|problem| vec![problem])?,
-            None => lent.push(key),
+        match placeholders.iter_mut().find(|other| other.name == key.name) {
+            Some(known) => known.add_hosts(&key).map_err(|problem| vec![problem])?,
+            None => placeholders.push(key),
         }
     }
-    Ok(lent)
+    Ok(placeholders)
 }
 
 /// Returns the configuration of the chosen task, or an empty table if none was chosen.
@@ -303,7 +315,7 @@ fn wanted_task(table: &Table, args: &RunArgs) -> Result<Table, Vec<Problem>> {
     let Some(task) = &args.task else { return Ok(Table::new()) };
     let found = table.get("tasks").and_then(|tasks| tasks.get(task));
     let found = found.ok_or_else(|| {
-        problem("--task", format!("the configuration has no task {task:?}"), "a task of the file that -c names")
+        problem("--task", format!("the configuration has no task {task:?}"), "a task of the configuration file")
     })?;
     Ok(found.as_table().cloned().unwrap_or_default())
 }
@@ -317,7 +329,8 @@ fn put(table: &mut Table, section: &str, key: String, value: impl Into<toml::Val
     table.insert(section.to_owned(), inner.into());
 }
 
-/// Parses `HOST`, `HOST:PORT`, `*.HOST`, `http://HOST[:PORT]` or `https://HOST[:PORT]`.
+/// Converts the value of `--allow` to an integration: `HOST`, `HOST:PORT`, `*.HOST`, `http://HOST[:PORT]` or
+/// `https://HOST[:PORT]`.
 fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     let wrong = || {
         problem(
@@ -342,7 +355,7 @@ fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     let bare = host.strip_prefix("*.").unwrap_or(&host);
     let mut table = Table::new();
     let pattern = match Host::parse(bare) {
-        // A literal address is intended, even if it is private.
+        // A literal address is allowed explicitly, so it may be private.
         Ok(Host::Ip(ip)) if bare == host => {
             table.insert("allow_cidrs".to_owned(), vec![ip.to_string()].into());
             ip.to_string()
@@ -362,7 +375,7 @@ fn problem(path: &str, problem: String, suggestion: &str) -> Vec<Problem> {
     vec![Problem { path: path.to_owned(), problem, suggestion: suggestion.to_owned() }]
 }
 
-/// Prints the requests that were allowed and refused, and the flag that would have allowed each.
+/// Prints the numbers of allowed and refused requests, and the flag that would have allowed each refused one.
 fn summarize(log: &str, learned: bool) {
     let lines: Vec<Line> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let passed = lines.iter().filter(|line| line.event == Event::Decided).count();
@@ -372,17 +385,17 @@ fn summarize(log: &str, learned: bool) {
         let code = line.code.as_deref().unwrap_or_default();
         let observed = line.rule.as_deref().and_then(|rule| rule.strip_prefix("observe:"));
         if let (Some(code), true) = (observed, line.event == Event::Decided) {
-            flags.extend(flag(line, code).map(|flag| (flag, ())));
+            flags.extend(allow_flag(line, code).map(|flag| (flag, ())));
         }
-        if !code.is_empty() && !asked_again(line, &lines) {
+        if !code.is_empty() && !is_auth_challenge(line, &lines) {
             let entry = refused
                 .entry((place(line), code.to_owned()))
-                .or_insert_with(|| (0, flag(line, code).unwrap_or_default()));
+                .or_insert_with(|| (0, allow_flag(line, code).unwrap_or_default()));
             entry.0 = entry.0.saturating_add(1);
         }
     }
     for (code, more) in lines.iter().flat_map(|line| &line.codes) {
-        let entry = refused.entry(("(too many for a line each)".to_owned(), code.to_string())).or_default();
+        let entry = refused.entry(("(too many to list)".to_owned(), code.to_string())).or_default();
         entry.0 = entry.0.saturating_add(usize::try_from(*more).unwrap_or(usize::MAX));
     }
     let count: usize = refused.values().map(|(count, _)| count).sum();
@@ -401,17 +414,17 @@ fn summarize(log: &str, learned: bool) {
     for ((place, code), (count, flag)) in &refused {
         say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place));
     }
-    let mut distrusted: BTreeMap<String, usize> = BTreeMap::new();
-    for line in lines.iter().filter(|line| broke_off(line)) {
-        let count = distrusted.entry(place(line)).or_default();
+    let mut aborted: BTreeMap<String, usize> = BTreeMap::new();
+    for line in lines.iter().filter(|line| is_client_tls_abort(line)) {
+        let count = aborted.entry(place(line)).or_default();
         *count = count.saturating_add(1);
     }
-    for (place, count) in &distrusted {
-        say(format_args!("  {count:>4} × {place:<32} TLS broken off by the command: does it trust $SSL_CERT_FILE?"));
+    for (place, count) in &aborted {
+        say(format_args!("  {count:>4} × {place:<32} TLS aborted by the command: does it trust $SSL_CERT_FILE?"));
     }
     if learned && !flags.is_empty() {
         let all: Vec<_> = flags.into_keys().collect();
-        say(format_args!("exeat: without --learn, this would need: {}", all.join(" ")));
+        say(format_args!("exeat: without --learn, the command would need: {}", all.join(" ")));
     }
 }
 
@@ -423,19 +436,19 @@ fn place(line: &Line) -> String {
 
 /// Whether a client first sent a request without the password and then repeated it with the password, on the same
 /// connection. git does this, and it is not a failure.
-fn asked_again(line: &Line, lines: &[Line]) -> bool {
+fn is_auth_challenge(line: &Line, lines: &[Line]) -> bool {
     line.code.as_deref() == Some("caller_unknown")
         && lines.iter().any(|other| other.peer == line.peer && other.task.is_some())
 }
 
 /// Whether a client aborted the handshake. It probably does not trust the CA; nothing has been refused.
-fn broke_off(line: &Line) -> bool {
+fn is_client_tls_abort(line: &Line) -> bool {
     line.verdict == Some(LineVerdict::Abandoned)
         && line.rule.as_deref().is_some_and(|rule| rule.starts_with("client handshake: "))
 }
 
 /// Returns the flag that would have allowed a refused request, if there is one.
-fn flag(line: &Line, code: &str) -> Option<String> {
+fn allow_flag(line: &Line, code: &str) -> Option<String> {
     let host = clean(line.host.as_deref()?);
     let port = line.port?;
     let plain = line.scheme.as_deref() == Some("http");
@@ -451,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_sent_on_request_is_no_failure() {
+    fn auth_challenges_are_not_failures() {
         let line = |peer: &str, code: Option<&'static str>, task: Option<&str>| Line {
             peer: Some(peer.to_owned()),
             code: code.map(Into::into),
@@ -464,11 +477,11 @@ mod tests {
             line("127.0.0.1:2", Some("caller_unknown"), None),
             line("127.0.0.1:3", Some("host_not_allowed"), Some("run")),
         ];
-        assert_eq!(lines.each_ref().map(|line| asked_again(line, &lines)), [true, false, false, false]);
+        assert_eq!(lines.each_ref().map(|line| is_auth_challenge(line, &lines)), [true, false, false, false]);
     }
 
     #[test]
-    fn only_handshakes_ended_by_the_client_count_as_distrust() {
+    fn only_aborted_client_handshakes_count() {
         let rows = [
             (LineVerdict::Abandoned, "client handshake: received fatal alert: UnknownCA", true),
             (LineVerdict::Abandoned, "client: connection reset", false),
@@ -476,7 +489,7 @@ mod tests {
         ];
         for (verdict, rule, want) in rows {
             let line = Line { verdict: Some(verdict), rule: Some(rule.to_owned()), ..Line::default() };
-            assert_eq!(broke_off(&line), want, "{verdict:?} {rule}");
+            assert_eq!(is_client_tls_abort(&line), want, "{verdict:?} {rule}");
         }
     }
 

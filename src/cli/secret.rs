@@ -17,8 +17,8 @@ use crate::model::secret::Secret;
 use crate::policy::source::usable;
 use crate::vault::{Entry, MAX_VALUE, Vault};
 
-/// The workspace without `--workspace`.
-const DEFAULT: &str = "default";
+/// The workspace used without `--workspace`.
+const DEFAULT_WORKSPACE: &str = "default";
 
 /// Flags of `exeat secret`.
 #[derive(Args)]
@@ -54,15 +54,15 @@ enum Action {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
-    let place = match paths::vault_place(config) {
-        Ok(place) => place,
+    let settings = match paths::vault_settings(config) {
+        Ok(settings) => settings,
         Err(problems) => {
-            paths::say_problems(config, &problems);
+            paths::report_problems(config, &problems);
             return Exit::Usage;
         }
     };
-    let vault = vault::vault(&place);
-    let workspace = args.workspace.as_deref().unwrap_or(DEFAULT);
+    let vault = vault::vault(&settings);
+    let workspace = args.workspace.as_deref().unwrap_or(DEFAULT_WORKSPACE);
     let names = [Some(workspace), args.action.name()];
     if let Some(name) = names.into_iter().flatten().find(|name| !is_plain(name)) {
         say(format_args!(
@@ -103,13 +103,13 @@ fn list(vault: &Vault, workspace: Option<&str>, json: bool) -> Result<Exit, Stri
         print(format_args!("{workspace:<16} {name:<32} set {}, first {}\n", date(*updated), date(*created)));
     }
     if entries.is_empty() {
-        say(format_args!("there are no secrets in {}", vault.path().display()));
+        say(format_args!("no secrets in {}", vault.path().display()));
     }
     Ok(Exit::Done)
 }
 
 fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
-    let value = value(name).map_err(|error| format!("the value cannot be read: {error}"))?;
+    let value = read_value(name).map_err(|error| format!("the value cannot be read: {error}"))?;
     if value.is_empty() {
         say("exeat: the value is empty; nothing was set");
         return Ok(Exit::Usage);
@@ -133,7 +133,7 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
 
 fn delete(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     if vault.delete(workspace, name).map_err(|error| in_vault(vault, &error))? {
-        say(format_args!("{workspace}/{name} is deleted; a daemon that uses it forgets it at its next reload"));
+        say(format_args!("{workspace}/{name} is deleted; a running daemon stops using it after its next reload"));
         return Ok(Exit::Done);
     }
     Err(format!("no secret {name} in the workspace {workspace}"))
@@ -143,16 +143,16 @@ fn in_vault(vault: &Vault, error: &crate::vault::VaultError) -> String {
     format!("{}: {error}", vault.path().display())
 }
 
-/// Reads a value from a hidden prompt on a terminal, else all of standard input except one final newline.
-fn value(name: &str) -> io::Result<Zeroizing<Vec<u8>>> {
+/// Reads the value from a hidden prompt on a terminal, else from standard input without one trailing newline.
+fn read_value(name: &str) -> io::Result<Zeroizing<Vec<u8>>> {
     if io::stdin().is_terminal() {
         let typed = rpassword::prompt_password(format!("Value of {name} (not shown): "))?;
         return Ok(Zeroizing::new(typed.into_bytes()));
     }
-    // Allocated once with its final size, because a growing vector leaves copies behind.
-    let most = MAX_VALUE.saturating_add(2);
-    let mut value = Zeroizing::new(Vec::with_capacity(most.saturating_mul(2)));
-    io::stdin().lock().take(most as u64).read_to_end(&mut value)?;
+    // The capacity is allocated at once, because a growing vector leaves copies of the value in freed memory.
+    let max = MAX_VALUE.saturating_add(2);
+    let mut value = Zeroizing::new(Vec::with_capacity(max.saturating_mul(2)));
+    io::stdin().lock().take(max as u64).read_to_end(&mut value)?;
     if value.last() == Some(&b'\n') {
         value.pop();
     }

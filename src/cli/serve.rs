@@ -19,8 +19,8 @@ pub(super) struct ServeArgs {
 
 pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     terminal::log("info");
-    harden::no_core();
-    let file = paths::file(config);
+    harden::disable_core_dumps();
+    let file = paths::config_file(config);
     let loaded = match &file {
         Some(file) => file.load(),
         None => paths::load(None),
@@ -28,16 +28,16 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
-            paths::say_problems(config, &problems);
+            paths::report_problems(config, &problems);
             return Exit::Usage;
         }
     };
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    harden::descriptors();
+    harden::raise_descriptor_limit();
     if args.no_confine {
-        tracing::warn!("not confined, as --no-confine asks");
+        tracing::warn!("the process is not confined, because of --no-confine");
     } else {
         harden::confine(&loaded.settings, config);
     }
@@ -51,30 +51,32 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Err(error) => return failed(&error),
         };
         match Daemon::start_on(inherited, loaded.settings, loaded.policy, file).await {
-            Ok(daemon) => until_stopped(daemon).await,
+            Ok(daemon) => run_until_stopped(daemon).await,
             Err(error) => failed(&error),
         }
     })
 }
 
-async fn until_stopped(daemon: Daemon) -> Exit {
+async fn run_until_stopped(daemon: Daemon) -> Exit {
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()));
     let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = signals else {
         return failed(&"signals cannot be handled");
     };
-    let words = ready(&daemon);
-    terminal::say(&words);
-    systemd::ready(&words);
+    let status = ready_line(&daemon);
+    terminal::say(&status);
+    systemd::ready(&status);
     loop {
         tokio::select! {
             _ = hangup.recv() => {
                 systemd::reloading();
                 match daemon.reload().await {
-                    Some(Reloaded::New(..)) => systemd::ready(&words),
-                    Some(Reloaded::Kept(_)) => systemd::ready(&format!("{words}; the old policy stays, see the log")),
+                    Some(Reloaded::New(..)) => systemd::ready(&status),
+                    Some(Reloaded::Kept(_)) => {
+                        systemd::ready(&format!("{status}; the old policy stays in force, see the log"));
+                    }
                     None => {
                         tracing::warn!("there is no configuration file to reload");
-                        systemd::ready(&words);
+                        systemd::ready(&status);
                     }
                 }
             }
@@ -84,23 +86,23 @@ async fn until_stopped(daemon: Daemon) -> Exit {
     }
     systemd::stopping();
     tracing::info!("draining");
-    let breaker = daemon.abort_token();
-    let impatience = async {
+    let abort = daemon.abort_token();
+    let second_signal = async {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        breaker.cancel();
+        abort.cancel();
         std::future::pending::<()>().await;
     };
     tokio::select! {
         drained = daemon.shutdown() => if drained { Exit::Done } else { failed(&"some requests were aborted") },
-        () = impatience => Exit::Failed,
+        () = second_signal => Exit::Failed,
     }
 }
 
 /// Returns the line that reports the addresses of the listeners.
-fn ready(daemon: &Daemon) -> String {
+fn ready_line(daemon: &Daemon) -> String {
     let proxy = daemon.proxy().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let admin = daemon.admin().map_or_else(|| "off".to_owned(), |address| address.to_string());
     format!("exeat: ready; proxy on {proxy}; admin on {admin}")

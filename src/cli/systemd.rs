@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::flow::listener::{Inherited, Listener};
 
-/// The name of the admin socket. All others are for sandboxes.
-const ADMIN: &str = "admin";
+/// The name of the admin socket. All other inherited sockets are proxy listeners.
+const ADMIN_SOCKET: &str = "admin";
 
 /// Returns the sockets that the service manager has opened for the daemon.
 ///
@@ -23,9 +23,9 @@ pub(super) fn inherited() -> io::Result<Inherited> {
     let mut inherited = Inherited::default();
     for at in 0..sockets.len() {
         let name = names.next().unwrap_or_default();
-        let listener = take(&mut sockets, at)
+        let listener = take_listener(&mut sockets, at)
             .map_err(|error| io::Error::new(error.kind(), format!("the inherited socket {at} ({name:?}): {error}")))?;
-        if name != ADMIN {
+        if name != ADMIN_SOCKET {
             inherited.proxy.push(listener);
         } else if inherited.admin.replace(listener).is_some() {
             return Err(io::Error::other("two inherited sockets are named \"admin\""));
@@ -34,7 +34,7 @@ pub(super) fn inherited() -> io::Result<Inherited> {
     Ok(inherited)
 }
 
-fn take(sockets: &mut ListenFd, at: usize) -> io::Result<Listener> {
+fn take_listener(sockets: &mut ListenFd, at: usize) -> io::Result<Listener> {
     if let Ok(Some(socket)) = sockets.take_tcp_listener(at) {
         socket.set_nonblocking(true)?;
         return Listener::tcp(TcpListener::from_std(socket)?);
@@ -49,7 +49,7 @@ pub(super) fn ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// Reports that the daemon reads its configuration again. [`ready`] ends the reload.
+/// Reports that the daemon is reloading its configuration. [`ready`] reports the end of the reload.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
@@ -57,12 +57,12 @@ pub(super) fn reloading() {
     }
 }
 
-/// Reports that the daemon finishes the exchanges in flight and stops.
+/// Reports that the daemon is finishing the exchanges in flight before it stops.
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
-/// Notifies the service manager, if it has asked for notifications.
+/// Notifies the service manager, if it expects notifications.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");

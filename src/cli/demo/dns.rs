@@ -11,7 +11,7 @@ use hickory_resolver::proto::rr::{RData, Record, RecordType};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::net::UdpSocket;
 
-/// A running server, on a free port of the loopback. It ends with the runtime.
+/// A running DNS server on a free loopback port. It ends with the runtime.
 #[derive(Clone)]
 pub struct ScriptedDns {
     address: SocketAddr,
@@ -29,7 +29,7 @@ impl ScriptedDns {
     /// Starts a server without names.
     ///
     /// # Errors
-    /// If no port is free.
+    /// If no socket can be bound.
     pub async fn start() -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = socket.local_addr()?;
@@ -38,18 +38,18 @@ impl ScriptedDns {
         Ok(dns)
     }
 
-    /// Returns its address.
+    /// Returns the server's address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Sets the same answer for all queries of a name.
+    /// Sets the answer for a name.
     pub fn set(&self, name: &str, addresses: &[&str]) {
         self.flip(name, &[addresses]);
     }
 
-    /// Sets a sequence of answers, of which the last one is repeated. Their TTL is 0.
+    /// Sets the successive answers for a name, with TTL 0. The last one is repeated.
     pub fn flip(&self, name: &str, answers: &[&[&str]]) {
         let parse = |list: &&[&str]| list.iter().filter_map(|ip| ip.parse().ok()).collect();
         self.script().answers.insert(name.to_owned(), answers.iter().map(parse).collect());
@@ -60,19 +60,19 @@ impl ScriptedDns {
         self.script().silent.push(name.to_owned());
     }
 
-    /// Returns the number of address queries of this name, A and AAAA together.
+    /// Returns the number of queries for a name, A and AAAA together.
     #[must_use]
     pub fn queries(&self, name: &str) -> usize {
         self.script().queries.iter().filter(|(asked, _)| asked == name).count()
     }
 
-    /// Returns all names that were queried.
+    /// Returns the names of all queries, in order.
     #[must_use]
     pub fn all_queries(&self) -> Vec<String> {
         self.script().queries.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the reply to a query in wire format, or `None` for an ignored name.
+    /// Returns the reply to a query, both in wire format. Returns `None` for silenced names and invalid queries.
     #[must_use]
     pub fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.answer(Message::from_vec(query).ok()?)
@@ -83,7 +83,7 @@ impl ScriptedDns {
         while let Ok((n, peer)) = socket.recv_from(&mut buffer).await {
             let reply = buffer.get(..n).and_then(|query| self.reply(query));
             if let Some(reply) = reply {
-                // The client may have disconnected.
+                // Send errors are ignored: the client may be gone.
                 let _ = socket.send_to(&reply, peer).await;
             }
         }
@@ -104,8 +104,8 @@ impl ScriptedDns {
         match script.answers.get(&name) {
             None => reply.metadata.response_code = ResponseCode::NXDomain,
             Some(answers) => {
-                let now = answers.get(nth).or(answers.last());
-                for ip in now.into_iter().flatten() {
+                let current = answers.get(nth).or(answers.last());
+                for ip in current.into_iter().flatten() {
                     let data = match (ip, kind) {
                         (IpAddr::V4(ip), RecordType::A) => RData::A(A(*ip)),
                         (IpAddr::V6(ip), RecordType::AAAA) => RData::AAAA(AAAA(*ip)),

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use self::dns::ScriptedDns;
-use self::scenes::{How, Ports, Scene};
+use self::scenes::{Action, Ports, Scene};
 use super::Exit;
 use super::terminal::{self, Paint, print, say};
 use crate::audit::line::{Event, Line};
@@ -35,7 +35,7 @@ use crate::policy::source::CompileContext;
 use crate::tls::authority::Authority;
 
 /// The servers and directories of the demo.
-struct Stage {
+struct Demo {
     daemon: Daemon,
     scenes: Vec<Scene>,
     proxy: SocketAddr,
@@ -49,15 +49,15 @@ pub(super) fn run() -> Exit {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
-    let toured = runtime.block_on(async {
+    let result = runtime.block_on(async {
         let dir =
             tempfile::Builder::new().prefix("exeat-demo-").permissions(fs::Permissions::from_mode(0o700)).tempdir()?;
-        let stage = set(dir.path()).await?;
-        tour(stage).await
+        let demo = set_up(dir.path()).await?;
+        play_all(demo).await
     });
-    match toured {
+    match result {
         Ok(true) => Exit::Done,
-        Ok(false) => failed(&"a verdict was not the expected one"),
+        Ok(false) => failed(&"a verdict was not as expected"),
         Err(error) => failed(&error),
     }
 }
@@ -67,30 +67,31 @@ fn failed(why: &dyn std::fmt::Display) -> Exit {
     Exit::Failed
 }
 
-/// Runs all scenes and prints the verdicts of the audit log.
-async fn tour(stage: Stage) -> io::Result<bool> {
+/// Sends the request of each scene and prints its verdict from the audit log. Returns false if a verdict is not as
+/// expected.
+async fn play_all(demo: Demo) -> io::Result<bool> {
     let paint = Paint::stdout();
-    print(format_args!("{:<56} {:<22} {}\n", "WHAT THE SANDBOX DOES", "VERDICT", "WHY"));
+    print(format_args!("{:<56} {:<22} {}\n", "REQUEST OF THE SANDBOX", "VERDICT", "WHY"));
     let mut seen = 0;
     let mut as_expected = true;
-    for scene in &stage.scenes {
+    for scene in &demo.scenes {
         // Some scenes break off. The log has their result.
-        let _ = timeout(Duration::from_secs(10), play(&stage, &scene.how)).await;
-        let line = next_verdict(&stage.log, &mut seen).await?;
+        let _ = timeout(Duration::from_secs(10), play(&demo, &scene.action)).await;
+        let line = next_verdict(&demo.log, &mut seen).await?;
         let code = line.code.as_deref().unwrap_or("allowed");
-        as_expected &= code == scene.want;
+        as_expected &= code == scene.expected;
         let shown = format!("{code:<22}");
         let shown = if code == "allowed" { paint.good(&shown) } else { paint.bad(&shown) };
-        print(format_args!("{:<56} {shown} {}\n", scene.what, reason(&line)));
+        print(format_args!("{:<56} {shown} {}\n", scene.title, explanation(&line)));
     }
-    stage.daemon.shutdown().await;
+    demo.daemon.shutdown().await;
     print(format_args!(
         "\nEach line is in a chained audit log. `exeat audit verify` detects changes and truncation.\n"
     ));
     Ok(as_expected)
 }
 
-fn reason(line: &Line) -> String {
+fn explanation(line: &Line) -> String {
     let addr = line.addr.as_deref().unwrap_or_default();
     let status = line.response_status.map(|status| format!("{status} from {addr}"));
     let rule = line.rule.as_deref().unwrap_or_default();
@@ -119,8 +120,8 @@ async fn next_verdict(log: &Path, seen: &mut usize) -> io::Result<Line> {
     Err(io::Error::other("a request left no line in the audit log"))
 }
 
-/// Starts the origins, the DNS server and the proxy, and returns the scenes with their ports.
-async fn set(dir: &Path) -> io::Result<Stage> {
+/// Starts the origins, the DNS server and the proxy, and creates the scenes with their ports.
+async fn set_up(dir: &Path) -> io::Result<Demo> {
     let origin_ca =
         Authority::load_or_create(&dir.join("origin-ca.pem"), &dir.join("origin-key.pem")).map_err(io::Error::other)?;
     let stranger =
@@ -130,7 +131,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     let api = origin::https(config(&origin_ca, "api.test")?).await?.port();
     let lying = origin::https(config(&stranger, "lying.test")?).await?.port();
     let plain = origin::plain().await?.port();
-    let broken = origin::raw(b"SMTP 220 hello\r\n").await?.port();
+    let broken = origin::fixed_reply(b"SMTP 220 hello\r\n").await?.port();
     let dead = TcpListener::bind("127.0.0.2:0").await?.local_addr()?.port();
     let dns = ScriptedDns::start().await?;
     for name in ["api.test", "lying.test", "plain.test", "broken.test"] {
@@ -144,19 +145,20 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     let text = configuration(dir, dns.address(), &ports);
     let key = format!("demo-{}", files::hex(files::random::<16>()?.as_slice()));
     let env = |name: &str| Some(if name == "API_KEY" { key.clone() } else { token.clone() });
-    let around = CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
-    let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
+    let context = CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
+    let mut config = compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
     config.settings.admin.listen = None;
     let log = dir.join("audit.jsonl");
-    // The proxy's own port must be in the policy before the proxy listens, so a free one is chosen here.
+    // The policy allows the proxy's own port, for the scene with the loop. The port is only known once it is bound.
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     config.settings.proxy.listen = vec![ListenAt::Tcp(own)];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
-    let policy = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;
+    let policy =
+        compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;
     let daemon = Daemon::start(config.settings, policy, None).await.map_err(io::Error::other)?;
     let proxy = daemon.proxy_addresses().first().copied().unwrap_or(own);
     let scenes = scenes::all(&Ports { own: own.port(), ..ports }, &key);
-    Ok(Stage { daemon, scenes, proxy, token, log })
+    Ok(Demo { daemon, scenes, proxy, token, log })
 }
 
 fn configuration(dir: &Path, dns: SocketAddr, ports: &Ports) -> String {
@@ -202,21 +204,21 @@ fn configuration(dir: &Path, dns: SocketAddr, ports: &Ports) -> String {
     )
 }
 
-/// Sends the request of a scene.
-async fn play(stage: &Stage, how: &How) -> io::Result<()> {
-    let auth = base64::engine::general_purpose::STANDARD.encode(format!("demo:{}", stage.token));
+/// Sends the request of a scene, as the sandbox would.
+async fn play(demo: &Demo, action: &Action) -> io::Result<()> {
+    let auth = base64::engine::general_purpose::STANDARD.encode(format!("demo:{}", demo.token));
     let auth = format!("Proxy-Authorization: Basic {auth}\r\n");
-    let mut stream = connect(stage.proxy).await?;
-    match how {
-        How::Raw(text) => exchange(&mut stream, &text.replace("{auth}", &auth)).await,
-        How::Tunnel(to, bytes) => {
-            open(&mut stream, to, &auth).await?;
+    let mut stream = connect(demo.proxy).await?;
+    match action {
+        Action::Raw(text) => exchange(&mut stream, &text.replace("{auth}", &auth)).await,
+        Action::Tunnel(to, bytes) => {
+            open_tunnel(&mut stream, to, &auth).await?;
             stream.write_all(bytes).await?;
             drain(&mut stream).await
         }
-        How::Tls { connect, name, request } => {
-            open(&mut stream, connect, &auth).await?;
-            let mut config = client_config(stage)?;
+        Action::Tls { connect, name, request } => {
+            open_tunnel(&mut stream, connect, &auth).await?;
+            let mut config = client_config(demo)?;
             config.enable_sni = name.is_some();
             let name = name.unwrap_or("api.test").try_into().map_err(io::Error::other)?;
             let mut tls = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
@@ -230,7 +232,7 @@ async fn connect(proxy: SocketAddr) -> io::Result<TcpStream> {
     TcpStream::connect(proxy).await
 }
 
-async fn open(stream: &mut TcpStream, to: &str, auth: &str) -> io::Result<()> {
+async fn open_tunnel(stream: &mut TcpStream, to: &str, auth: &str) -> io::Result<()> {
     stream.write_all(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n{auth}\r\n").as_bytes()).await?;
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -251,8 +253,8 @@ async fn drain(stream: &mut TcpStream) -> io::Result<()> {
     tokio::io::copy(stream, &mut tokio::io::sink()).await.map(|_| ())
 }
 
-fn client_config(stage: &Stage) -> io::Result<rustls::ClientConfig> {
-    let ca = CertificateDer::from_pem_slice(stage.daemon.ca_pem().as_bytes()).map_err(io::Error::other)?;
+fn client_config(demo: &Demo) -> io::Result<rustls::ClientConfig> {
+    let ca = CertificateDer::from_pem_slice(demo.daemon.ca_pem().as_bytes()).map_err(io::Error::other)?;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(ca).map_err(io::Error::other)?;
     let builder =

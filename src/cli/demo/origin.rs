@@ -1,4 +1,4 @@
-//! The demo's origin: TLS with a private CA, and behaviour chosen by path.
+//! The demo's origin servers.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-/// Serves TLS, with h2 or HTTP/1.1.
+/// Starts an HTTPS origin that supports HTTP/2 and HTTP/1.1. Returns its address.
 pub(super) async fn https(config: Arc<ServerConfig>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
@@ -27,7 +27,7 @@ pub(super) async fn https(config: Arc<ServerConfig>) -> io::Result<SocketAddr> {
                 if let Ok(tls) = acceptor.accept(stream).await {
                     let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
                     let (io, service) = (TokioIo::new(tls), service_fn(answer));
-                    // A disconnected client is not an error of the origin.
+                    // Connection errors are ignored: the client may close at any time.
                     let _ = if h2 {
                         hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                             .serve_connection(io, service)
@@ -42,27 +42,27 @@ pub(super) async fn https(config: Arc<ServerConfig>) -> io::Result<SocketAddr> {
     Ok(address)
 }
 
-/// Serves plain HTTP with a greeting.
+/// Starts a plain HTTP origin. Returns its address.
 pub(super) async fn plain() -> io::Result<SocketAddr> {
-    raw(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\nhello\n").await
+    fixed_reply(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\nhello\n").await
 }
 
-/// Sends the same bytes to every client, after the client's first bytes.
-pub(super) async fn raw(words: &'static [u8]) -> io::Result<SocketAddr> {
+/// Starts a TCP server that sends the same bytes to every client after its first data. Returns its address.
+pub(super) async fn fixed_reply(bytes: &'static [u8]) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(say(stream, words));
+            tokio::spawn(reply(stream, bytes));
         }
     });
     Ok(address)
 }
 
-async fn say(mut stream: TcpStream, words: &'static [u8]) -> io::Result<()> {
+async fn reply(mut stream: TcpStream, bytes: &'static [u8]) -> io::Result<()> {
     let mut buffer = [0; 4096];
     let _ = stream.read(&mut buffer).await?;
-    stream.write_all(words).await?;
+    stream.write_all(bytes).await?;
     stream.shutdown().await
 }
 
@@ -70,7 +70,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     if request.uri().path() == "/slow" {
         std::future::pending::<()>().await;
     }
-    // Some debugging endpoints return what they receive.
+    // The key is echoed, as by a debugging endpoint.
     let key = request.headers().get("authorization").map(|key| key.as_bytes()).unwrap_or_default();
     Ok(Response::new(Full::new([b"hello ", key, b"\n"].concat().into())))
 }

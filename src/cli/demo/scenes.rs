@@ -2,22 +2,22 @@
 
 /// A request of the demo, with its expected result.
 pub(super) struct Scene {
-    pub(super) what: &'static str,
-    pub(super) want: &'static str,
-    pub(super) how: How,
+    pub(super) title: &'static str,
+    pub(super) expected: &'static str,
+    pub(super) action: Action,
 }
 
-/// The form of a request.
-pub(super) enum How {
-    /// Raw bytes for the proxy. `{auth}` is replaced by the field with the token.
+/// A request of the sandbox.
+pub(super) enum Action {
+    /// Sends raw bytes to the proxy. `{auth}` is replaced by the `Proxy-Authorization` field.
     Raw(String),
-    /// CONNECT, then these bytes instead of TLS.
+    /// Sends CONNECT, then these bytes instead of TLS.
     Tunnel(String, &'static [u8]),
-    /// CONNECT, TLS with this server name or none, then one request with this Host.
+    /// Sends CONNECT, starts TLS with this server name or none, then sends one request.
     Tls { connect: String, name: Option<&'static str>, request: String },
 }
 
-/// The ports of the origins.
+/// The ports of the origins and of the proxy itself.
 pub(super) struct Ports {
     pub(super) api: u16,
     pub(super) lying: u16,
@@ -39,24 +39,30 @@ pub(super) fn all(ports: &Ports, key: &str) -> Vec<Scene> {
     parts.into_iter().flatten().collect()
 }
 
-/// Returns a scene with raw bytes.
-fn raw(what: &'static str, want: &'static str, text: String) -> Scene {
-    Scene { what, want, how: How::Raw(text) }
+/// A request given as raw bytes.
+fn raw(title: &'static str, expected: &'static str, text: String) -> Scene {
+    Scene { title, expected, action: Action::Raw(text) }
 }
 
-/// Returns a scene with a GET in absolute form and further fields.
-fn get(what: &'static str, want: &'static str, url: String, fields: &str) -> Scene {
+/// A GET request in absolute form with additional fields.
+fn get(title: &'static str, expected: &'static str, url: String, fields: &str) -> Scene {
     let host = url.split("//").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
     let text = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}{fields}Connection: close\r\n\r\n");
-    raw(what, want, text)
+    raw(title, expected, text)
 }
 
-/// Returns a scene with one request through an inspected tunnel to `api.test`.
-fn tls(ports: &Ports, what: &'static str, want: &'static str, name: Option<&'static str>, request: String) -> Scene {
-    Scene { what, want, how: How::Tls { connect: ports.api(), name, request } }
+/// One request through an inspected tunnel to `api.test`.
+fn tls(
+    ports: &Ports,
+    title: &'static str,
+    expected: &'static str,
+    name: Option<&'static str>,
+    request: String,
+) -> Scene {
+    Scene { title, expected, action: Action::Tls { connect: ports.api(), name, request } }
 }
 
-fn inner(host: &str, path: &str, method: &str, fields: &str) -> String {
+fn tunnel_request(host: &str, path: &str, method: &str, fields: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{fields}Connection: close\r\n\r\n")
 }
 
@@ -71,14 +77,14 @@ const PLACEHOLDER: &str = "Authorization: Bearer ${secrets.API_KEY}\r\n";
 
 fn passing(ports: &Ports) -> Vec<Scene> {
     let (host, plain) = (ports.api(), ports.plain);
-    let ask = |fields: &str| inner(&host, "/public/x", "GET", fields);
+    let ask = |fields: &str| tunnel_request(&host, "/public/x", "GET", fields);
     let by_name = "Exeat-Credential: API_KEY\r\n";
     vec![
         tls(ports, "GET through CONNECT, inspected", "allowed", API, ask("")),
-        get("GET https://… in absolute form; the proxy opens TLS", "allowed", format!("https://{host}/"), ""),
+        get("GET https://… in absolute form; the proxy does TLS", "allowed", format!("https://{host}/"), ""),
         get("GET http://… where plain HTTP is allowed", "allowed", format!("http://plain.test:{plain}/"), ""),
-        tls(ports, "a credential by its name, echoed by the origin", "allowed", API, ask(by_name)),
-        tls(ports, "a placeholder in place of the key", "allowed", API, ask(PLACEHOLDER)),
+        tls(ports, "a credential by name; the origin echoes it", "allowed", API, ask(by_name)),
+        tls(ports, "a placeholder instead of the key", "allowed", API, ask(PLACEHOLDER)),
     ]
 }
 
@@ -104,12 +110,22 @@ fn not_allowed(ports: &Ports) -> Vec<Scene> {
         get("a host that is not allowed", "host_not_allowed", "https://evil.test/".to_owned(), ""),
         get("plain HTTP where only https is allowed", "scheme_not_allowed", format!("http://{host}/"), ""),
         get("another port", "port_not_allowed", "https://api.test:22/".to_owned(), ""),
-        tls(ports, "DELETE where only GET is allowed", "method_not_allowed", API, inner(&host, "/", "DELETE", "")),
-        tls(ports, dotted, "path_not_allowed", API, inner(&host, dotted, "GET", "")),
-        tls(ports, fronting, "authority_mismatch", API, inner("evil.test", "/", "GET", "")),
+        tls(
+            ports,
+            "DELETE where only GET is allowed",
+            "method_not_allowed",
+            API,
+            tunnel_request(&host, "/", "DELETE", ""),
+        ),
+        tls(ports, dotted, "path_not_allowed", API, tunnel_request(&host, dotted, "GET", "")),
+        tls(ports, fronting, "authority_mismatch", API, tunnel_request("evil.test", "/", "GET", "")),
         tls(ports, "fronting: another name in the TLS handshake", "sni_mismatch", Some("evil.test"), String::new()),
         tls(ports, "no name in the TLS handshake", "sni_missing", None, String::new()),
-        Scene { what: "a tunnel without TLS", want: "not_tls", how: How::Tunnel(host, b"\x05\x01\x00") },
+        Scene {
+            title: "data other than TLS in a tunnel",
+            expected: "not_tls",
+            action: Action::Tunnel(host, b"\x05\x01\x00"),
+        },
     ]
 }
 
@@ -119,12 +135,12 @@ fn credentials(ports: &Ports, key: &str) -> Vec<Scene> {
     let tool = |name: &str| format!("Exeat-Tool: {name}\r\n");
     let foreign = "a credential that the task does not have";
     vec![
-        get("the placeholder in a request to another host", "credential_not_bound", lying, PLACEHOLDER),
+        get("the placeholder sent to another host", "credential_not_bound", lying, PLACEHOLDER),
         get(foreign, "credential_unknown", url(), "Exeat-Credential: OTHER\r\n"),
         get("the key itself in a URL", "leak_detected", format!("https://{host}/public/{key}"), ""),
         get("api_call without a credential", "credential_required", url(), &tool("api_call")),
         get("a tool that the task does not have", "tool_not_enabled", url(), &tool("http_get")),
-        get("a webhook, without the integration", "webhook_not_enabled", url(), &tool("webhook")),
+        get("a webhook without an integration", "webhook_not_enabled", url(), &tool("webhook")),
     ]
 }
 
@@ -134,7 +150,7 @@ fn unreachable_or_unsafe_origins(ports: &Ports) -> Vec<Scene> {
     let untrusted = "an origin with an untrusted certificate";
     vec![
         get("a name that resolves to 10.0.0.7", "address_not_allowed", "https://inside.test/".to_owned(), ""),
-        get("a public address and the metadata service", "address_not_allowed", "https://mixed.test/".to_owned(), ""),
+        get("an allowed address and the metadata service", "address_not_allowed", "https://mixed.test/".to_owned(), ""),
         get("the proxy itself", "loop_detected", format!("http://127.0.0.1:{own}/"), ""),
         get("a name that does not exist", "resolve_failed", "https://gone.test/".to_owned(), ""),
         get("an origin that is down", "connect_failed", format!("https://dead.test:{dead}/"), ""),

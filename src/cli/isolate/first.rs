@@ -1,4 +1,4 @@
-//! The first process in the namespaces. All processes that it starts end with it.
+//! The first process in the namespaces. All other processes there end with it.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -8,37 +8,40 @@ use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, WaitOptions, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::super::child::{Signals, exit_code, not_run};
+use super::super::child::{Signals, exit_code, report_spawn_error};
 use super::super::terminal;
-use super::{Failed, InsideArgs, failed, namespace, privilege, syscalls};
+use super::{InsideArgs, IsolationError, failed, namespace, privilege, syscalls};
 
-pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, Failed> {
-    // The parent is in another PID namespace and has no number here.
-    privilege::die_with(None).map_err(failed("tying it to exeat run"))?;
+pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
+    // The parent is in another PID namespace and has no PID in this one.
+    privilege::die_with(None).map_err(failed("setting the parent death signal"))?;
     terminal::undumpable();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("the runtime"))?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("starting the runtime"))?;
     runtime.block_on(async {
-        // Set up early, because the first process of a namespace only receives signals that it handles.
-        let mut signals = Signals::new().map_err(failed("signals"))?;
-        // `/proc` must show only the processes of this namespace, and `/proc/self` must be correct.
+        // Handlers are installed early, because process 1 of a PID namespace only gets signals that it handles.
+        let mut signals = Signals::new().map_err(failed("installing signal handlers"))?;
+        // A new /proc shows only the processes of this namespace, and its /proc/self is correct.
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount("proc", "/proc", "proc", flags, None).map_err(|error| namespace::forbidden("/proc", error.into()))?;
-        privilege::give_up().map_err(failed("giving up privileges"))?;
-        syscalls::refuse(args.unix_sockets).map_err(failed("filtering system calls"))?;
-        let Some((program, rest)) = args.command.split_first() else { return Err(Failed("no command".to_owned())) };
+        privilege::drop_all().map_err(failed("dropping privileges"))?;
+        syscalls::deny(args.unix_sockets).map_err(failed("filtering system calls"))?;
+        let Some((program, rest)) = args.command.split_first() else {
+            return Err(IsolationError("no command".to_owned()));
+        };
         let status = match Command::new(program).args(rest).spawn() {
             Ok(child) => {
                 let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-                ended(pid, &mut signals).await.map_err(failed("waiting for the command"))?
+                wait_for_command(pid, &mut signals).await.map_err(failed("waiting for the command"))?
             }
-            Err(error) => not_run(&program.to_string_lossy(), &error),
+            Err(error) => report_spawn_error(&program.to_string_lossy(), &error),
         };
         Ok(exit_code(status))
     })
 }
 
-/// Waits for the command, passes signals on to it, and reaps orphaned processes.
-async fn ended(command: Option<Pid>, signals: &mut Signals) -> io::Result<ExitStatus> {
+/// Waits for the command to exit, forwards signals to it and reaps orphaned processes.
+async fn wait_for_command(command: Option<Pid>, signals: &mut Signals) -> io::Result<ExitStatus> {
     let mut children = signal(SignalKind::child())?;
     loop {
         while let Some((pid, status)) = rustix::process::wait(WaitOptions::NOHANG)? {
@@ -48,8 +51,8 @@ async fn ended(command: Option<Pid>, signals: &mut Signals) -> io::Result<ExitSt
         }
         tokio::select! {
             _ = children.recv() => {}
-            passed_on = signals.next() => {
-                if let (Some(signal), Some(pid)) = (passed_on, command) {
+            forwarded = signals.next() => {
+                if let (Some(signal), Some(pid)) = (forwarded, command) {
                     kill_process(pid, signal)?;
                 }
             }

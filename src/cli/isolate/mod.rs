@@ -1,15 +1,15 @@
-//! `exeat run --isolate`: runs the command in namespaces whose only way out is the proxy.
+//! `exeat run --isolate`: runs the command in namespaces with the proxy as the only way out.
 //!
-//! Four processes, because nothing of ours may run between fork and exec without unsafe code:
+//! There are four processes, because running code between fork and exec would need unsafe code:
 //!
-//! | process | where | does |
+//! | process | where | task |
 //! |---|---|---|
-//! | `exeat run` | outside | the proxy, on a Unix socket in its private directory |
+//! | `exeat run` | outside | runs the proxy, on a Unix socket in its private directory |
 //! | `exeat inside` | own user, network, mount and IPC namespace | covers sockets, relays the loopback to the proxy |
-//! | `exeat inside --first` | also process 1 of a PID namespace | gives up all privileges, filters system calls, reaps |
-//! | the command | the same | what it was told |
+//! | `exeat inside --first` | also process 1 of a PID namespace | drops all privileges, filters system calls, reaps |
+//! | the command | the same | runs |
 //!
-//! Any failure on the way stops the run before the command starts: isolation is complete or the command does not run.
+//! Any failure stops the run before the command starts: isolation is complete or the command does not run.
 
 mod first;
 mod hide;
@@ -30,12 +30,12 @@ use super::Exit;
 use super::child::{Signals, exit_code};
 use super::terminal::{self, say};
 
-/// The address of the proxy inside, on a loopback that only the command uses.
+/// The address of the proxy inside the network namespace, on its own loopback interface.
 pub(super) const PROXY: &str = "127.0.0.1:3128";
-/// The proxy's socket in the run's directory.
+/// The name of the proxy's socket in the run's directory.
 const SOCKET: &str = "proxy.sock";
-/// A link to the program that stays valid when its file is replaced or deleted.
-const OURSELVES: &str = "/proc/self/exe";
+/// This executable. The link stays valid when the file is replaced or deleted while it runs.
+const SELF_EXE: &str = "/proc/self/exe";
 
 /// Arguments that `exeat run` passes to the processes between itself and the command.
 #[derive(Args)]
@@ -43,10 +43,10 @@ pub(super) struct InsideArgs {
     /// The directory of the run
     #[arg(long)]
     state: PathBuf,
-    /// Let the command make Unix sockets
+    /// Allow the command to create Unix sockets
     #[arg(long)]
     unix_sockets: bool,
-    /// Be the first process of the namespaces, which are there already
+    /// Run as the first process of the namespaces, which exist already
     #[arg(long)]
     first: bool,
     /// The command and its arguments
@@ -55,55 +55,57 @@ pub(super) struct InsideArgs {
 }
 
 /// Returns the address that the proxy listens on, as written in the configuration.
-pub(super) fn listen(state: &Path) -> String {
+pub(super) fn listen_address(state: &Path) -> String {
     format!("unix:{}", state.join(SOCKET).display())
 }
 
-/// Returns the isolated program. The caller adds its arguments.
-pub(super) fn enclosed(state: &Path, unix_sockets: bool, program: &str) -> Command {
+/// Returns the command that runs a program in isolation. The caller adds the program's arguments.
+pub(super) fn isolated_command(state: &Path, unix_sockets: bool, program: &str) -> Command {
     if rustix::process::geteuid().is_root() {
-        say("exeat: warning: as root the command owns files that lead out (cron, sysctls, devices); isolate as a user");
+        say("exeat: warning: as root, the command owns files that allow an escape (cron, sysctls, devices); \
+             run it as another user");
     }
-    let mut command = Command::new(OURSELVES);
+    let mut command = Command::new(SELF_EXE);
     command.arg0("exeat").arg("inside").arg("--state").arg(state);
     command.args(unix_sockets.then_some("--unix-sockets")).arg("--").arg(program);
     command
 }
 
-/// Why the command was not run.
-struct Failed(String);
+/// The reason why the command was not run.
+struct IsolationError(String);
 
-fn failed<E: Display>(doing: impl Display) -> impl FnOnce(E) -> Failed {
-    move |error| Failed(format!("{doing}: {error}"))
+fn failed<E: Display>(doing: impl Display) -> impl FnOnce(E) -> IsolationError {
+    move |error| IsolationError(format!("{doing}: {error}"))
 }
 
 pub(super) fn run(args: &InsideArgs) -> ExitCode {
-    let done = if args.first { first::run(args) } else { enclose(args) };
-    done.unwrap_or_else(|Failed(why)| {
+    let done = if args.first { first::run(args) } else { isolate(args) };
+    done.unwrap_or_else(|IsolationError(why)| {
         say(format_args!("exeat: the command cannot be isolated and has not been run: {why}"));
         Exit::Failed.into()
     })
 }
 
-/// Creates the namespaces, and relays bytes between them and the proxy until the command ends.
-fn enclose(args: &InsideArgs) -> Result<ExitCode, Failed> {
-    privilege::close_inherited().map_err(failed("closing what was inherited"))?;
+/// Creates the namespaces, starts their first process, and relays connections to the proxy until it ends.
+fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
+    privilege::close_inherited().map_err(failed("closing inherited descriptors"))?;
     let parent = rustix::process::getppid();
-    let hidden = hide::Hidden::look(&args.state)?;
+    let hidden = hide::HiddenPaths::collect(&args.state)?;
     namespace::enter()?;
-    privilege::die_with(parent).map_err(failed("tying it to exeat run"))?;
+    privilege::die_with(parent).map_err(failed("setting the parent death signal"))?;
     terminal::undumpable();
     hidden.cover()?;
-    namespace::loopback().map_err(failed("the loopback"))?;
+    namespace::enable_loopback().map_err(failed("enabling the loopback"))?;
     let listener = std::net::TcpListener::bind(PROXY).map_err(failed(PROXY))?;
     listener.set_nonblocking(true).map_err(failed(PROXY))?;
-    privilege::hand_on().map_err(failed("handing privileges on"))?;
-    // From here on, no threads can be created: new processes belong to another PID namespace than this one.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("the runtime"))?;
+    privilege::keep_across_exec().map_err(failed("keeping privileges across exec"))?;
+    // No threads can be created from here on, because children are in another PID namespace than this process.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("starting the runtime"))?;
     runtime.block_on(async {
-        let mut signals = Signals::new().map_err(failed("signals"))?;
-        let child = first(args, &hidden).spawn().map_err(failed("starting the first process"))?;
-        privilege::give_up().map_err(failed("giving up privileges"))?;
+        let mut signals = Signals::new().map_err(failed("installing signal handlers"))?;
+        let child = first_process(args, &hidden).spawn().map_err(failed("starting the first process"))?;
+        privilege::drop_all().map_err(failed("dropping privileges"))?;
         hidden.enter_state().map_err(failed("the proxy's directory"))?;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed(PROXY))?;
         tokio::select! {
@@ -113,13 +115,13 @@ fn enclose(args: &InsideArgs) -> Result<ExitCode, Failed> {
     })
 }
 
-/// Returns the first process of the new PID namespace, in the caller's directory and without variables that name
-/// sockets.
-fn first(args: &InsideArgs, hidden: &hide::Hidden) -> Command {
-    let mut command = Command::new(OURSELVES);
+/// Returns the command for the first process of the PID namespace, in the caller's directory and without the variables
+/// that name sockets.
+fn first_process(args: &InsideArgs, hidden: &hide::HiddenPaths) -> Command {
+    let mut command = Command::new(SELF_EXE);
     command.arg0("exeat").args(["inside", "--first", "--state"]).arg(&args.state);
     command.args(args.unix_sockets.then_some("--unix-sockets")).arg("--").args(&args.command);
-    command.current_dir(hidden.directory()).kill_on_drop(true);
+    command.current_dir(hidden.working_dir()).kill_on_drop(true);
     for name in hidden.variables() {
         command.env_remove(name);
     }

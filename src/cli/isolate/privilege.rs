@@ -1,4 +1,4 @@
-//! Privileges of the helper processes, reduced step by step.
+//! Reduces the privileges of the processes between `exeat run` and the command.
 
 use std::fs;
 use std::io;
@@ -11,44 +11,45 @@ use rustix::thread::{
     set_capabilities, set_capabilities_secure_bits, set_no_new_privs,
 };
 
-/// Closes all descriptors except standard input, output and error: a socket that the caller left open would be a way
-/// out. This process has not opened any yet.
+/// Closes all descriptors except standard input, output and error, because an inherited socket could bypass the proxy.
+/// Must be called before this process opens any descriptors.
 pub(super) fn close_inherited() -> io::Result<()> {
     let open: Vec<RawFd> = fs::read_dir("/proc/self/fd")?
         .map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok()).unwrap_or_default()))
         .collect::<io::Result<_>>()?;
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // The descriptor that listed the others is already closed.
+        // Errors are ignored: the descriptor used for listing is already closed.
         let _ = nix::unistd::close(fd);
     }
     Ok(())
 }
 
-/// Ends this process with its parent, which must still be alive.
+/// Makes the kernel kill this process when its parent ends.
+///
+/// # Errors
+/// If the parent has already ended.
 pub(super) fn die_with(parent: Option<Pid>) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
 }
 
-/// The capabilities that the first process of the namespaces needs for its own steps. It is not root there, so an exec
-/// would drop them.
-const NEEDED: [CapabilitySet; 2] = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
+/// The capabilities that the first process of the namespaces needs. It is not root there, so exec would drop them.
+const INHERITED_CAPABILITIES: [CapabilitySet; 2] = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
 
-/// Keeps the needed capabilities across the next exec.
-pub(super) fn hand_on() -> io::Result<()> {
+/// Makes the next exec keep the [`INHERITED_CAPABILITIES`].
+pub(super) fn keep_across_exec() -> io::Result<()> {
     let mut own = capabilities(None)?;
-    own.inheritable = NEEDED.into_iter().collect();
+    own.inheritable = INHERITED_CAPABILITIES.into_iter().collect();
     set_capabilities(None, own)?;
-    for capability in NEEDED {
+    for capability in INHERITED_CAPABILITIES {
         configure_capability_in_ambient_set(capability, true)?;
     }
     Ok(())
 }
 
-/// Drops all privileges, including those that an exec would restore: for root, by a file's capabilities, or by its
-/// setuid bit.
-pub(super) fn give_up() -> io::Result<()> {
-    // All that the kernel knows, which may be more than the library names.
+/// Drops all privileges, and those that an exec could restore: by root's user id, file capabilities or setuid bits.
+pub(super) fn drop_all() -> io::Result<()> {
+    // All bits are tried until the kernel reports an unknown one: it may have capabilities that rustix does not name.
     for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         match capability_is_in_bounding_set(capability) {
             Ok(true) => remove_capability_from_bounding_set(capability)?,

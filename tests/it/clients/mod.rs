@@ -106,7 +106,7 @@ impl Place {
 fn assert_broke_off(output: &Output) {
     let words = text(&output.stderr);
     assert!(!output.status.success() && words.contains("exeat: 0 allowed, "), "{words}");
-    assert!(words.contains("TLS broken off by the command: does it trust $SSL_CERT_FILE?"), "{words}");
+    assert!(words.contains("TLS aborted by the command: does it trust $SSL_CERT_FILE?"), "{words}");
 }
 
 #[track_caller]

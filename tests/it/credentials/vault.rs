@@ -114,9 +114,9 @@ fn check_distinguishes_a_missing_value_from_an_unusable_one() {
     };
     secret(dir, &["set", "THERE"], b"sk-7q2zt9lmx4vbn8kc");
     let rows = [
-        ("env:GOOD", "bearer", 0, "the configuration is fine"),
-        ("secret:THERE", "bearer", 0, "the configuration is fine"),
-        ("workspace-secret://THERE", "bearer", 0, "the configuration is fine"),
+        ("env:GOOD", "bearer", 0, "the configuration is valid"),
+        ("secret:THERE", "bearer", 0, "the configuration is valid"),
+        ("workspace-secret://THERE", "bearer", 0, "the configuration is valid"),
         (
             "secret:NOPE",
             "bearer",

@@ -364,7 +364,10 @@ async fn a_working_directory_in_a_hidden_place_is_reported() {
     again.args(args).current_dir(&inner).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = output(again).await;
     let words = text(&output.stderr);
-    assert!(output.status.code() == Some(1) && words.contains("is hidden from it; start it elsewhere"), "{words}");
+    assert!(
+        output.status.code() == Some(1) && words.contains("is hidden from the command; start it elsewhere"),
+        "{words}"
+    );
     assert!(!place.path("was-run").exists());
 }
 

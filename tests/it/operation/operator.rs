@@ -144,7 +144,7 @@ async fn an_execution_is_started_used_counted_and_stopped() {
     let (head, row) = listed.split_once('\n').unwrap();
     assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), [id.as_str(), "t", "running"], "{listed}");
     for (heading, value) in
-        [("TASK", "t "), ("CALLS", "1/20 "), ("IN MINUTE", "1/10 "), ("RAW", "1 "), ("CREDITS", "0\n")]
+        [("TASK", "t "), ("CALLS", "1/20 "), ("THIS MINUTE", "1/10 "), ("RAW", "1 "), ("CREDITS", "0\n")]
     {
         assert!(row[head.find(heading).unwrap()..].starts_with(value), "{heading}:\n{listed}");
     }
@@ -230,10 +230,10 @@ async fn missing_and_mistyped_names_are_reported() {
         (&["execution", "show", "../tasks"], 2, "is not a valid name or id"),
         (&["execution", "list", "--task", "a&b"], 2, "is not a valid name or id"),
         (&["execution", "start", "t", "--expires", "2 hours"], 2, "30m, 2h or 7d"),
-        (&["execution", "start", "t", "--expires", "366d"], 2, "a year at most"),
+        (&["execution", "start", "t", "--expires", "366d"], 2, "at most 365d"),
         (&["execution", "start"], 2, "<TASK>"),
-        (&["execution", "list", "--admin", "http://exeat.internal:3129"], 2, "write http://ADDRESS:PORT"),
-        (&["execution", "list", "--admin", "https://127.0.0.1:3129"], 2, "write http://ADDRESS:PORT"),
+        (&["execution", "list", "--admin", "http://exeat.internal:3129"], 2, "expected http://ADDRESS:PORT"),
+        (&["execution", "list", "--admin", "https://127.0.0.1:3129"], 2, "expected http://ADDRESS:PORT"),
     ] {
         let said = stage.failed(args, code).await;
         assert!(said.contains(words), "{args:?}: {said}");
@@ -251,7 +251,7 @@ async fn a_wrong_and_a_missing_admin_token_are_distinguished() {
     let mut wrong = stage.command(&["execution", "start", "t"]);
     wrong.env("EXEAT_ADMIN_TOKEN", "wrong-token-of-more-than-24-bytes");
     let said = failed(wrong, 1).await;
-    assert!(said.contains("does not take the admin token of EXEAT_ADMIN_TOKEN"), "{said}");
+    assert!(said.contains("rejected the admin token from EXEAT_ADMIN_TOKEN"), "{said}");
     assert!(!said.contains("wrong-token"), "{said}");
     let mut odd = stage.command(&["execution", "list"]);
     odd.env("EXEAT_ADMIN_TOKEN", "a\r\nb");
@@ -271,7 +271,7 @@ async fn a_wrong_and_a_missing_admin_token_are_distinguished() {
 
     // A token from the state directory is not sent over a network because of a typing error.
     let far = stage.failed(&["--admin", "http://192.0.2.1:3129", "execution", "list"], 1).await;
-    assert!(far.contains("is for the configured [admin].listen on this machine"), "{far}");
+    assert!(far.contains("is only for the configured [admin].listen"), "{far}");
     let missing = failed(exeat(elsewhere.path(), &["--admin", &at, "execution", "list"]), 1).await;
     assert!(missing.contains("no admin token") && missing.contains("state/exeat/admin.token"), "{missing}");
 }
@@ -413,7 +413,7 @@ async fn pending_approvals_are_listed_and_decided() {
     let (server, dir) = scripted("200 OK", "[]").await;
     let none = output(asking(dir.path(), &server, &["approvals"])).await;
     assert_eq!((none.status.code(), text(&none.stdout)), (Some(0), String::new()));
-    assert!(text(&none.stderr).contains("nothing waits"));
+    assert!(text(&none.stderr).contains("no pending approvals"));
     assert!(failed(asking(dir.path(), &server, &["approve", "a/1"]), 2).await.contains("not a valid name or id"));
 }
 
@@ -431,12 +431,12 @@ async fn every_unexpected_answer_is_reported_as_an_error() {
         (with("503 Service Unavailable", r#"{"error":""}"#), "the daemon answered 503"),
         (with("404 Not Found", "no such page\n"), "it is older than this exeat"),
         (with("405 Method Not Allowed", "another method\n"), "it is older than this exeat"),
-        (with("401 Unauthorized", "no"), "does not take the admin token of EXEAT_ADMIN_TOKEN"),
+        (with("401 Unauthorized", "no"), "rejected the admin token from EXEAT_ADMIN_TOKEN"),
         (with("200 OK", "<html>"), "is not an exeat admin listener"),
         (with("200 OK", "[]"), "is not an exeat admin listener"),
         (with("500 Oh", "oh"), "is not an exeat admin listener"),
-        (String::new(), "closed the connection without a whole answer"),
-        (with("200 OK", "[]").replace("th: 2", "th: 20"), "closed the connection without a whole answer"),
+        (String::new(), "closed the connection before the response was complete"),
+        (with("200 OK", "[]").replace("th: 2", "th: 20"), "closed the connection before the response was complete"),
         ("SSH-2.0-OpenSSH\r\n".to_owned(), "is not an exeat admin listener"),
         ("HTTP/1.1 200 OK\r\ncontent-length: 64000001\r\n\r\n".to_owned(), "is longer than 64000000 bytes"),
     ];
@@ -467,7 +467,7 @@ async fn tool_calls_are_shown_in_columns() {
         server.last_request()
     );
     let want = "\
-AT (UTC)          TOOL      METHOD  ANSWER                  BYTES  MS  CREDENTIAL  URL
+AT (UTC)          TOOL      METHOD  RESULT                  BYTES  MS  CREDENTIAL  URL
 2026-11-21 10:02  api_call  GET     200                     512    12  KEY         https://api.test/a\u{fffd}
 2026-11-21 10:03  http_get  GET     url_blocked (reported)  0      0   -           https://evil.test/
 ";

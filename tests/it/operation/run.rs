@@ -69,10 +69,10 @@ async fn the_command_gets_a_placeholder_that_the_proxy_replaces() {
 async fn an_inconsistent_flag_is_a_usage_error() {
     let (builder, _) = place().await;
     for (flag, words) in [
-        ("GITHUB_TOKEN=bearer", "names no host"),
-        ("GITHUB_TOKEN=cookie@api.test", "no known way"),
+        ("GITHUB_TOKEN=bearer", "has no @HOST"),
+        ("GITHUB_TOKEN=cookie@api.test", "has an unknown HOW"),
         ("UNSET=bearer@api.test", "the variable UNSET is not set"),
-        ("GITHUB_TOKEN=bearer@*.test", "write each host out"),
+        ("GITHUB_TOKEN=bearer@*.test", "list each host"),
         ("GITHUB_TOKEN=basic@api.test", "user:password"),
         ("GITHUB_TOKEN=header:Host@api.test", "cannot carry a credential"),
     ] {
@@ -180,9 +180,9 @@ async fn explain_names_credentials_and_places_but_no_values() {
     let (status, words) = explain(&["https://a.example/"]);
     assert_eq!(status, Some(0), "{words}");
     for line in [
-        "ONE would go as `Authorization: Bearer …`, by name or placeholder",
-        "TWO would go as `?api_key=…`, with every request",
-        "NONE has no value: its use is refused",
+        "ONE would be sent as `Authorization: Bearer …`, by name or placeholder",
+        "TWO would be sent as `?api_key=…`, with every request",
+        "NONE has no value: requests that use it are refused",
     ] {
         assert!(words.contains(line), "{line}: {words}");
     }
@@ -191,7 +191,7 @@ async fn explain_names_credentials_and_places_but_no_values() {
     assert!(
         explain(&["--tool", "api_call", "https://a.example/"])
             .1
-            .contains("ONE would go as `Authorization: Bearer …`, by name\n")
+            .contains("ONE would be sent as `Authorization: Bearer …`, by name\n")
     );
     assert_eq!(explain(&["--tool", "http_get", "-X", "POST", "https://a.example/"]).0, Some(3));
     assert_eq!(explain(&["--tool", "webhook", "-X", "POST", "https://a.example/"]).0, Some(3));
@@ -230,7 +230,7 @@ async fn a_key_applies_to_several_hosts_and_replaces_the_tasks_own() {
     let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=bearer@b.test"]).await;
     assert_eq!(status, Some(0), "{words}");
     let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=basic@b.test"]).await;
-    assert!(status == Some(2) && words.contains("has two ways"), "{words}");
+    assert!(status == Some(2) && words.contains("two different values of HOW"), "{words}");
     let (status, words) = run(&[&format!("GITHUB_TOKEN={VALUE}")]).await;
     assert!(status == Some(2) && !words.contains(VALUE), "{words}");
 }
