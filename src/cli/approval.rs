@@ -4,14 +4,14 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::operator::{self, AdminRequest};
+use super::admin_client::{self, AdminRequest};
 use super::terminal::{print, say, table};
 use super::{Exit, execution};
 
 pub(super) fn list(config: Option<&Path>, admin: Option<&str>, json: bool) -> Exit {
-    operator::send(config, admin, &AdminRequest::get("/v1/approvals"), |answer| {
+    admin_client::send(config, admin, &AdminRequest::get("/v1/approvals"), |answer| {
         if json {
-            operator::print_json(answer);
+            admin_client::print_json(answer);
             return Some(());
         }
         let approvals = answer.as_array()?;
@@ -31,7 +31,7 @@ pub(super) fn decide(config: Option<&Path>, admin: Option<&str>, id: &str, decis
         return exit;
     }
     let path = format!("/v1/approvals/{id}");
-    operator::send(config, admin, &AdminRequest::post(&path, json!({ "decision": decision })), |answer| {
+    admin_client::send(config, admin, &AdminRequest::post(&path, json!({ "decision": decision })), |answer| {
         let or = |key| execution::text(answer, key).unwrap_or_else(|| "-".to_owned());
         let state = execution::text(answer, "state")?;
         say(format_args!("{id} is {state}: {} {}, task {}", or("method"), or("url"), or("task")));

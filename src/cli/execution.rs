@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::operator::{self, AdminRequest};
+use super::admin_client::{self, AdminRequest};
 use super::terminal::{clean, print, quoted, say, table};
 use super::{Exit, env};
 use crate::model::name::is_plain;
@@ -93,11 +93,11 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionAr
         Action::Start(args) => start(config, admin, args),
         Action::Show { id, json } => {
             let path = format!("/v1/executions/{id}");
-            operator::send(config, admin, &AdminRequest::get(&path), |answer| print_execution(answer, *json))
+            admin_client::send(config, admin, &AdminRequest::get(&path), |answer| print_execution(answer, *json))
         }
         Action::Stop { id } => {
             let path = format!("/v1/executions/{id}");
-            operator::send(config, admin, &AdminRequest::delete(&path), |answer| {
+            admin_client::send(config, admin, &AdminRequest::delete(&path), |answer| {
                 let at = text(answer, "stopped_at").unwrap_or_default();
                 say(format_args!("{id} is stopped: {}, {at}", text(answer, "stopped")?));
                 Some(())
@@ -106,11 +106,11 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionAr
         Action::List { task, json } => {
             let query = task.as_ref().map(|task| format!("?task={task}")).unwrap_or_default();
             let path = format!("/v1/executions{query}");
-            operator::send(config, admin, &AdminRequest::get(&path), |answer| print_executions(answer, *json))
+            admin_client::send(config, admin, &AdminRequest::get(&path), |answer| print_executions(answer, *json))
         }
         Action::Calls { id, json } => {
             let path = format!("/v1/executions/{id}/tool_calls");
-            operator::send(config, admin, &AdminRequest::get(&path), |answer| print_calls(answer, id, *json))
+            admin_client::send(config, admin, &AdminRequest::get(&path), |answer| print_calls(answer, id, *json))
         }
     }
 }
@@ -131,9 +131,9 @@ fn start(config: Option<&Path>, admin: Option<&str>, args: &StartArgs) -> Exit {
         object.extend(args.peers.map(|peers| ("peers".to_owned(), peers.to_string().into())));
         object.extend(args.is_static.then(|| ("static".to_owned(), true.into())));
     }
-    operator::send(config, admin, &AdminRequest::post("/v1/executions", body), |answer| {
+    admin_client::send(config, admin, &AdminRequest::post("/v1/executions", body), |answer| {
         if args.json {
-            operator::print_json(answer);
+            admin_client::print_json(answer);
             return Some(());
         }
         if args.is_static {
@@ -167,7 +167,7 @@ fn shell_lines(started: &Value) -> Option<String> {
 
 fn print_execution(execution: &Value, json: bool) -> Option<()> {
     if json {
-        operator::print_json(execution);
+        admin_client::print_json(execution);
         return Some(());
     }
     let or = |key: &str, default: &str| text(execution, key).unwrap_or_else(|| default.to_owned());
@@ -194,7 +194,7 @@ fn print_execution(execution: &Value, json: bool) -> Option<()> {
 
 fn print_executions(answer: &Value, json: bool) -> Option<()> {
     if json {
-        operator::print_json(answer);
+        admin_client::print_json(answer);
         return Some(());
     }
     let executions = answer.as_array()?;
@@ -220,7 +220,7 @@ fn print_executions(answer: &Value, json: bool) -> Option<()> {
 
 fn print_calls(answer: &Value, id: &str, json: bool) -> Option<()> {
     if json {
-        operator::print_json(answer);
+        admin_client::print_json(answer);
         return Some(());
     }
     let calls = answer.as_array()?;

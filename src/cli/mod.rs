@@ -1,6 +1,7 @@
 //! The command line: parses the flags, runs the command and returns its exit code. Data goes to stdout, messages to
 //! stderr.
 
+mod admin_client;
 mod approval;
 mod audit;
 mod ca;
@@ -14,7 +15,6 @@ mod handover;
 mod harden;
 mod isolate;
 mod manual;
-mod operator;
 mod paths;
 mod placeholder;
 mod run;

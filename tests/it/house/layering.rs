@@ -96,20 +96,20 @@ fn restricted_operations_stay_in_their_files() {
                 "src/daemon/vault.rs",
                 "src/stages/inject/mod.rs",
                 "src/cli/placeholder.rs",
-                "src/cli/operator.rs",
+                "src/cli/admin_client.rs",
                 "src/tool/proxy.rs",
             ],
         ),
         (
             "TcpStream::connect(",
-            &["src/stages/forward/dial.rs", "src/cli/demo/mod.rs", "src/cli/operator.rs", "src/tool/dial.rs"],
+            &["src/stages/forward/dial.rs", "src/cli/demo/mod.rs", "src/cli/admin_client.rs", "src/tool/dial.rs"],
         ),
         ("hickory_resolver", &["src/stages/pin/mod.rs", "src/cli/demo/dns.rs"]),
         ("application/problem+json", &["src/flow/respond.rs"]),
         ("PinnedTarget {", &["src/stages/pin/mod.rs"]),
         (
             "clippy::disallowed_methods",
-            &["src/stages/forward/dial.rs", "src/cli/demo/mod.rs", "src/cli/operator.rs", "src/tool/dial.rs"],
+            &["src/stages/forward/dial.rs", "src/cli/demo/mod.rs", "src/cli/admin_client.rs", "src/tool/dial.rs"],
         ),
     ];
     for (file, text) in sources("") {
