@@ -1,0 +1,365 @@
+//! The proxies that are measured, with comparable settings, and the place they run in.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::client::TOKEN;
+use crate::measure::{self, Usage};
+use crate::origin::REAL_KEY;
+use crate::pki;
+
+/// The number of credentials that exeat looks for in every request and answer.
+const CREDENTIALS: usize = 1_000;
+/// The number of hosts that squid, which has no wildcard in its hosts file, can resolve.
+pub(crate) const NEW_HOSTS: usize = 20_000;
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A proxy that can be measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contender {
+    /// The relays of this benchmark, without any policy.
+    Relay,
+    Exeat,
+    /// Another binary of exeat, for example an earlier one.
+    Other,
+    Squid,
+    Mitmproxy,
+    Tinyproxy,
+}
+
+/// The origin, the certificates and the directory of a run.
+pub(crate) struct Lab {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) origin_port: u16,
+    dns_port: u16,
+    other: Option<PathBuf>,
+    origin: Child,
+}
+
+/// A started contender. It is killed when it is dropped.
+pub(crate) struct Proxy {
+    pub(crate) contender: Contender,
+    pub(crate) port: u16,
+    /// From the start of the process to the first accepted connection.
+    pub(crate) started_within: Duration,
+    child: Child,
+    _dir: tempfile::TempDir,
+}
+
+impl Lab {
+    pub(crate) fn new(other: Option<PathBuf>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        // squid drops its privileges.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        pki::create_ca(dir.path(), "ca");
+        pki::create_ca(dir.path(), "origin-ca");
+        let mut command = this_program("origin", dir.path());
+        let mut origin = command.stdout(Stdio::piped()).spawn().unwrap();
+        let origin_port = printed_port(&mut origin);
+        Self { dir, origin_port, dns_port: serve_dns(), other, origin }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.origin.kill();
+        let _ = self.origin.wait();
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Proxy {
+    pub(crate) fn usage(&self) -> Usage {
+        measure::usage(self.child.id())
+    }
+}
+
+impl Contender {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Relay, Self::Exeat, Self::Other, Self::Squid, Self::Mitmproxy, Self::Tinyproxy];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Relay => "relay",
+            Self::Exeat => "exeat",
+            Self::Other => "other",
+            Self::Squid => "squid",
+            Self::Mitmproxy => "mitmproxy",
+            Self::Tinyproxy => "tinyproxy",
+        }
+    }
+
+    pub(crate) fn is_installed(self, lab: &Lab) -> bool {
+        match self {
+            Self::Relay | Self::Exeat => true,
+            Self::Other => lab.other.is_some(),
+            Self::Squid | Self::Mitmproxy | Self::Tinyproxy => self.program().is_some(),
+        }
+    }
+
+    /// Returns the version for the report.
+    pub(crate) fn version(self) -> String {
+        let program = match self {
+            Self::Relay => return "hyper and rustls, of this benchmark".to_owned(),
+            Self::Exeat | Self::Other => PathBuf::from(env!("CARGO_BIN_EXE_exeat")),
+            _ => self.program().unwrap_or_default(),
+        };
+        let flag = if self == Self::Squid || self == Self::Tinyproxy { "-v" } else { "--version" };
+        let output = Command::new(program).arg(flag).output().map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()
+    }
+
+    fn program(self) -> Option<PathBuf> {
+        let name = match self {
+            Self::Squid => "squid",
+            Self::Mitmproxy => "mitmdump",
+            _ => "tinyproxy",
+        };
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let all = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+        all.map(|folder| folder.join(name)).find(|program| program.is_file())
+    }
+
+    /// Returns the name to give in a CONNECT: tinyproxy resolves with the system's resolver only.
+    pub(crate) fn connect_host(self, host: &str) -> &str {
+        if self == Self::Tinyproxy { "127.0.0.1" } else { host }
+    }
+
+    /// Starts the proxy on the first core, with a directory of its own.
+    pub(crate) fn start(self, lab: &Lab) -> Proxy {
+        let dir = tempfile::tempdir_in(lab.dir.path()).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let port = free_port();
+        let command = match self {
+            Self::Relay => this_program("relay", lab.dir.path()),
+            Self::Exeat => exeat(env!("CARGO_BIN_EXE_exeat").as_ref(), lab, dir.path(), port),
+            Self::Other => exeat(lab.other.as_deref().unwrap(), lab, dir.path(), port),
+            Self::Squid => squid(lab, dir.path(), port, &self.program().unwrap()),
+            Self::Mitmproxy => mitmproxy(lab, dir.path(), port, &self.program().unwrap()),
+            Self::Tinyproxy => tinyproxy(dir.path(), port, &self.program().unwrap()),
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut pinned = Command::new("taskset");
+        // With a single core there is nothing to choose; the process that runs this has been pinned otherwise.
+        pinned.args(["-c", "0"]).arg(command.get_program()).args(command.get_args());
+        if let Some(folder) = command.get_current_dir() {
+            pinned.current_dir(folder);
+        }
+        let log = fs::File::create(dir.path().join("stderr")).unwrap();
+        pinned.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let began = Instant::now();
+        let mut child = pinned.spawn().expect("taskset (util-linux) is installed");
+        let port = if self == Self::Relay { printed_port(&mut child) } else { port };
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            let has_ended = child.try_wait().unwrap().is_some();
+            if has_ended || began.elapsed() > START_TIMEOUT {
+                let said = fs::read_to_string(dir.path().join("stderr")).unwrap_or_default();
+                panic!("{} does not start ({cores} cores): {said}", self.name());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Proxy { contender: self, port, started_within: began.elapsed(), child, _dir: dir }
+    }
+}
+
+fn this_program(role: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["role", role]).arg(dir);
+    command
+}
+
+fn printed_port(child: &mut Child) -> u16 {
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    line.trim().parse().expect("a port is printed")
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Full policy: interception, a rule with methods, 1,000 credentials in requests and answers, limits, the ledger and the
+/// audit log in files.
+fn exeat(program: &Path, lab: &Lab, dir: &Path, port: u16) -> Command {
+    let (origin, dns) = (lab.origin_port, lab.dns_port);
+    let mut config = format!(
+        "state_dir = \"{state}\"\n\
+         [proxy]\nlisten = [\"127.0.0.1:{port}\"]\nmax_connections_per_caller = 8000\n\
+         [admin]\nlisten = \"unix:admin.sock\"\n\
+         [upstream]\nextra_roots = [\"{roots}\"]\n\
+         [dns]\nservers = [\"127.0.0.1:{dns}\"]\nnew_names_per_minute = 1000000\n\
+         [network]\nallow_cidrs = [\"127.0.0.0/8\"]\n\
+         [integrations.bench]\nallowed_domains = [\"*.bench.test\"]\nports = [{origin}]\n\
+         methods = [\"GET\", \"POST\"]\n\
+         [integrations.opaque]\nallowed_domains = [\"*.opaque.test\"]\nports = [{origin}]\nmode = \"opaque\"\n\
+         [plans.bench]\ncalls_per_execution = 1000000000\nmax_response_bytes = \"1GB\"\nrequest_timeout = \"300s\"\n\
+         [plans.bench.raw]\ncalls_per_execution = 1000000000\nrequests_per_second = 1000000\nconcurrent = 8000\n\
+         max_response_bytes = \"10GB\"\n",
+        state = dir.join("state").display(),
+        roots = lab.dir.path().join("origin-ca.pem").display(),
+    );
+    let mut names = Vec::new();
+    for n in 0..CREDENTIALS {
+        let value = match n {
+            0 => REAL_KEY.trim_start_matches("Bearer ").to_owned(),
+            _ => format!("sk-{:016x}{:016x}", mixed(n as u64), mixed(n as u64 + 7_777)),
+        };
+        private(&dir.join(format!("value-{n}")), &value);
+        config.push_str(&format!(
+            "[credentials.C{n}]\nauth_type = \"bearer\"\nvalue = \"file:value-{n}\"\n\
+             domains = [\"api{n}.bench.test:{origin}\"]\n"
+        ));
+        names.push(format!("\"C{n}\""));
+    }
+    private(&dir.join("token"), TOKEN);
+    config.push_str(&format!(
+        "[tasks.bench]\ntoken = \"file:token\"\nintegrations = [\"bench\", \"opaque\"]\nplan = \"bench\"\nraw = true\n\
+         tools = [\"http_get\"]\ncredentials = [{}]\n",
+        names.join(", ")
+    ));
+    fs::write(dir.join("exeat.toml"), config).unwrap();
+    fs::create_dir(dir.join("state")).unwrap();
+    fs::set_permissions(dir.join("state"), fs::Permissions::from_mode(0o700)).unwrap();
+    private(&dir.join("state/ca.pem"), &fs::read_to_string(lab.dir.path().join("ca.pem")).unwrap());
+    private(&dir.join("state/ca-key.pem"), &fs::read_to_string(lab.dir.path().join("ca-key.pem")).unwrap());
+    let mut command = Command::new(program);
+    command.args(["serve", "-c", "exeat.toml"]).current_dir(dir);
+    command
+}
+
+fn mixed(n: u64) -> u64 {
+    let mixed = (n ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
+}
+
+fn private(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// Interception with its own certificate cache, an access rule, no cache, an access log.
+fn squid(lab: &Lab, dir: &Path, port: u16, program: &Path) -> Command {
+    let shared = lab.dir.path().display();
+    let own = dir.display();
+    let hosts = lab.dir.path().join("hosts");
+    if !hosts.exists() {
+        let mut names = String::from("127.0.0.1 api0.bench.test a.opaque.test\n");
+        for n in 0..NEW_HOSTS {
+            names.push_str(&format!("127.0.0.1 new{n}.bench.test\n"));
+        }
+        fs::write(&hosts, names).unwrap();
+    }
+    let helper = "/usr/lib/squid/security_file_certgen";
+    let database = dir.join("certificates");
+    let mut made = Command::new(helper);
+    made.args(["-c", "-M", "16MB", "-s"]).arg(&database).stdout(Stdio::null()).stderr(Stdio::null());
+    made.status().expect("squid-openssl has a certificate helper");
+    for entry in [&database, &database.join("certs"), &database.join("index.txt"), &database.join("size")] {
+        let _ = fs::set_permissions(entry, fs::Permissions::from_mode(0o777));
+    }
+    let key = REAL_KEY;
+    let config = format!(
+        "http_port 127.0.0.1:{port} ssl-bump generate-host-certificates=on dynamic_cert_mem_cache_size=16MB \
+         tls-cert={shared}/ca.pem tls-key={shared}/ca-key.pem\n\
+         sslcrtd_program {helper} -s {own}/certificates -M 16MB\n\
+         sslcrtd_children 4 startup=2 idle=1\n\
+         acl opaque dstdomain .opaque.test\n\
+         acl known dstdomain .bench.test .opaque.test\n\
+         acl auth urlpath_regex ^/auth\n\
+         ssl_bump splice opaque\n\
+         ssl_bump bump all\n\
+         http_access deny !known\n\
+         http_access allow all\n\
+         request_header_access Authorization deny auth\n\
+         request_header_add Authorization \"{key}\" auth\n\
+         tls_outgoing_options cafile={shared}/origin-ca.pem\n\
+         hosts_file {shared}/hosts\n\
+         cache deny all\ncache_mem 0\nvia off\nforwarded_for delete\nworkers 1\nmax_filedescriptors 16384\n\
+         access_log stdio:{own}/access.log\ncache_log {own}/cache.log\npid_filename {own}/squid.pid\n\
+         coredump_dir {own}\nnetdb_filename none\nshutdown_lifetime 0 seconds\n"
+    );
+    private(&dir.join("squid.conf"), &config);
+    let mut command = Command::new(program);
+    command.args(["--foreground", "-f"]).arg(dir.join("squid.conf"));
+    command
+}
+
+/// Interception with an addon that allows the known hosts, leads them to the origin and injects a key. Nothing is logged.
+fn mitmproxy(lab: &Lab, dir: &Path, port: u16, program: &Path) -> Command {
+    let both = ["ca-key.pem", "ca.pem"].map(|name| fs::read_to_string(lab.dir.path().join(name)).unwrap()).concat();
+    private(&dir.join("mitmproxy-ca.pem"), &both);
+    let addon = format!(
+        "from mitmproxy import http\n\
+         class Policy:\n\
+         \x20   def server_connect(self, data):\n\
+         \x20       data.server.address = (\"127.0.0.1\", data.server.address[1])\n\
+         \x20   def http_connect(self, flow):\n\
+         \x20       if not flow.request.host.endswith((\".bench.test\", \".opaque.test\")):\n\
+         \x20           flow.response = http.Response.make(403)\n\
+         \x20   def requestheaders(self, flow):\n\
+         \x20       if flow.request.path == \"/auth\":\n\
+         \x20           flow.request.headers[\"authorization\"] = \"{REAL_KEY}\"\n\
+         addons = [Policy()]\n"
+    );
+    fs::write(dir.join("policy.py"), addon).unwrap();
+    let mut command = Command::new(program);
+    command.args(["-q", "--listen-host", "127.0.0.1", "-p", &port.to_string(), "-s"]).arg(dir.join("policy.py"));
+    for setting in [
+        format!("confdir={}", dir.display()),
+        format!("ssl_verify_upstream_trusted_ca={}", lab.dir.path().join("origin-ca.pem").display()),
+        "connection_strategy=lazy".to_owned(),
+        "upstream_cert=false".to_owned(),
+        "stream_large_bodies=1m".to_owned(),
+        "ignore_hosts=opaque\\.test".to_owned(),
+    ] {
+        command.args(["--set", &setting]);
+    }
+    command
+}
+
+/// Tunnels only.
+fn tinyproxy(dir: &Path, port: u16, program: &Path) -> Command {
+    let config = format!(
+        "Port {port}\nListen 127.0.0.1\nMaxClients 5000\nTimeout 600\nAllow 127.0.0.1\nLogFile \"{}/log\"\n\
+         LogLevel Connect\n",
+        dir.display()
+    );
+    fs::write(dir.join("tinyproxy.conf"), config).unwrap();
+    let mut command = Command::new(program);
+    command.args(["-d", "-c"]).arg(dir.join("tinyproxy.conf"));
+    command
+}
+
+/// Answers every query for an IPv4 address with 127.0.0.1, and all others with no record.
+fn serve_dns() -> u16 {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let mut query = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut query) {
+            // The question ends with the type and the class (RFC 1035 §4.1.2).
+            let Some(end) = query[12..length].iter().position(|byte| *byte == 0).map(|at| 12 + at + 5) else {
+                continue;
+            };
+            let is_ipv4 = query[end - 4..end - 2] == [0, 1];
+            let mut answer = query[..end].to_vec();
+            answer[2..12].copy_from_slice(&[0x84, 0, 0, 1, 0, u8::from(is_ipv4), 0, 0, 0, 0]);
+            if is_ipv4 {
+                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4, 127, 0, 0, 1]);
+            }
+            let _ = socket.send_to(&answer, from);
+        }
+    });
+    port
+}

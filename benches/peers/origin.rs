@@ -1,0 +1,184 @@
+//! The origin: answers of a requested size, uploads, server-sent events and a WebSocket echo, over TLS.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt, stream};
+use http::{Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+use crate::measure::now_ns;
+use crate::pki::Ca;
+
+/// The key that `/auth` requires, and that no client has.
+pub(crate) const REAL_KEY: &str = "Bearer kJ4rX9vQ2mZ7tB1nW6yL3pD8sF5gH0aC";
+/// The interval of server-sent events.
+const EVENT_INTERVAL: Duration = Duration::from_millis(5);
+/// The most bytes that `/text/N` sends at once.
+const PIECE: usize = 64 * 1024;
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Serves until the process is killed. Prints its port.
+pub(crate) async fn serve(dir: &Path) {
+    let hosts = ["*.bench.test", "*.opaque.test", "bench.test", "opaque.test", "localhost"];
+    let acceptor = TlsAcceptor::from(Ca::load(dir, "origin-ca").server_config(&hosts, &["h2", "http/1.1"]));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    println!("{}", listener.local_addr().unwrap().port());
+    loop {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let acceptor = acceptor.clone();
+        tokio::spawn(async move {
+            let _ = tcp.set_nodelay(true);
+            let Ok(tls) = acceptor.accept(tcp).await else { return };
+            let is_h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+            let io = TokioIo::new(tls);
+            if is_h2 {
+                let mut server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                let _ = server.max_concurrent_streams(1_000).serve_connection(io, service_fn(answer)).await;
+            } else {
+                let server = hyper::server::conn::http1::Builder::new();
+                let _ = server.serve_connection(io, service_fn(answer)).with_upgrades().await;
+            }
+        });
+    }
+}
+
+async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let version = format!("{:?}", request.version());
+    let mut response = match path.strip_prefix("/text/").and_then(|size| size.parse().ok()) {
+        Some(size) => Response::new(text_body(size)),
+        None => match path.as_str() {
+            "/upload" => upload(request).await,
+            "/auth" if request.headers().get("authorization").is_some_and(|key| key == REAL_KEY) => {
+                Response::new(text_body(1_024))
+            }
+            "/events" => events(),
+            "/ws" => echo(request),
+            _ => {
+                let mut refused = Response::new(text_body(0));
+                *refused.status_mut() = StatusCode::UNAUTHORIZED;
+                refused
+            }
+        },
+    };
+    response.headers_mut().insert("origin-version", version.parse().unwrap());
+    Ok(response)
+}
+
+/// Text as a model API answers with: JSON with ordinary words, numbers and identifiers.
+pub(crate) fn text(size: usize) -> Bytes {
+    let mut text = String::with_capacity(size + 400);
+    let mut n = 0_u64;
+    while text.len() < size {
+        n += 1;
+        let id = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        text.push_str(&format!(
+            "{{\"id\":\"msg_{id:016x}\",\"role\":\"assistant\",\"index\":{n},\"content\":\"The request took {} ms, and \
+             the server answered with the list of files that had changed since the last run.\\nNothing else was \
+             found.\",\"usage\":{{\"input_tokens\":{},\"output_tokens\":{}}}}},",
+            id % 997,
+            id % 8_191,
+            id % 509
+        ));
+    }
+    text.truncate(size);
+    Bytes::from(text)
+}
+
+fn text_body(size: usize) -> Body {
+    thread_local! {
+        static TEXTS: std::cell::RefCell<std::collections::HashMap<usize, Bytes>> = std::cell::RefCell::default();
+    }
+    let piece =
+        TEXTS.with_borrow_mut(|texts| texts.entry(size.min(PIECE)).or_insert_with(|| text(size.min(PIECE))).clone());
+    if size <= PIECE {
+        return Full::new(piece).boxed_unsync();
+    }
+    SizedBody { piece, left: size }.boxed_unsync()
+}
+
+/// A body of a known length that repeats one piece.
+struct SizedBody {
+    piece: Bytes,
+    left: usize,
+}
+
+impl hyper::body::Body for SizedBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let size = self.left.min(self.piece.len());
+        self.left -= size;
+        let frame = (size > 0).then(|| Ok(Frame::data(self.piece.slice(..size))));
+        std::task::Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.left as u64)
+    }
+}
+
+/// Answers with the number of bytes received.
+async fn upload(request: Request<Incoming>) -> Response<Body> {
+    let mut body = request.into_body();
+    let mut received = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        received += frame.data_ref().map_or(0, Bytes::len);
+    }
+    Response::new(Full::new(Bytes::from(format!("{received:>12}"))).boxed_unsync())
+}
+
+/// Events that carry the time at which they were sent.
+fn events() -> Response<Body> {
+    let events = stream::unfold((), |()| async {
+        tokio::time::sleep(EVENT_INTERVAL).await;
+        let event = format!("data: {{\"sent\":{:>20},\"delta\":\"and then \"}}\n\n", now_ns());
+        Some((Ok(Frame::data(Bytes::from(event))), ()))
+    });
+    let mut response = Response::new(StreamBody::new(events).boxed_unsync());
+    response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
+    response
+}
+
+fn echo(mut request: Request<Incoming>) -> Response<Body> {
+    let Some(key) = request.headers().get("sec-websocket-key").cloned() else {
+        return Response::new(text_body(0));
+    };
+    tokio::spawn(async move {
+        let Ok(upgraded) = hyper::upgrade::on(&mut request).await else { return };
+        let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
+        while let Some(Ok(message)) = socket.next().await {
+            if message.is_text() && socket.send(message).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut response = Response::new(text_body(0));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert("connection", "upgrade".parse().unwrap());
+    headers.insert("upgrade", "websocket".parse().unwrap());
+    headers.insert("sec-websocket-accept", derive_accept_key(key.as_bytes()).parse().unwrap());
+    response
+}
