@@ -35,8 +35,8 @@ const MAX_IDLE: Duration = Duration::from_secs(30);
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections do not outlive their DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// The most connections kept per key, per execution and in total.
-const MAX_PER_KEY: usize = 16;
+/// The most connections kept per execution and in total. A client that keeps many connections busy needs as many to its
+/// origin.
 const MAX_PER_EXECUTION: usize = 256;
 const MAX_TOTAL: usize = 2048;
 /// The most concurrent streams per h2 connection; beyond it another connection is dialed. The connection's window is
@@ -210,11 +210,20 @@ impl Pool {
     /// Takes a connection with this key to one of the pin's addresses.
     pub(crate) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
         let now = Instant::now();
+        let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
         let pooled = self.idle.with(&key.execution, |entries| {
-            entries.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
-            let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
-            let at = entries.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
-            entries.get(at).and_then(Pooled::share).or_else(|| Some(entries.remove(at)))
+            // The latest is taken, because it is the least likely to be closed by the origin.
+            loop {
+                let at = entries.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
+                let found = entries.get(at)?;
+                if !found.is_fresh(now) {
+                    entries.remove(at);
+                } else if let Some(shared) = found.share() {
+                    return Some(shared);
+                } else {
+                    return Some(entries.remove(at));
+                }
+            }
         })?;
         Some(self.lease(pooled, true))
     }
@@ -250,10 +259,7 @@ impl Pool {
 
     fn put(&self, pooled: Pooled) {
         let execution = pooled.key.execution.clone();
-        let of_key = |entries: &mut Vec<Pooled>| entries.iter().filter(|known| known.key == pooled.key).count();
-        if self.idle.with(&execution, of_key) < MAX_PER_KEY {
-            self.idle.put(&execution, pooled);
-        }
+        self.idle.put(&execution, pooled);
     }
 }
 
@@ -435,11 +441,19 @@ impl Lease {
     pub(crate) fn give_back(mut self) {
         let Some(Sender::H1(mut h1)) = self.sender.take_if(|sender| matches!(sender, Sender::H1(_))) else { return };
         let (pool, key, address, born) = (self.pool.clone(), self.key.clone(), self.address, self.born);
+        let put = move |h1| {
+            if let Some(pool) = pool.upgrade() {
+                pool.put(Pooled { key, sender: Sender::H1(h1), address, born, idle_since: Instant::now() });
+            }
+        };
+        if h1.sender.is_ready() {
+            return put(h1);
+        }
         // hyper reports shortly afterwards whether the connection is ready or closed.
         tokio::spawn(async move {
             let ready = tokio::time::timeout(READY_TIMEOUT, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
-            if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
-                pool.put(Pooled { key, sender: Sender::H1(h1), address, born, idle_since: Instant::now() });
+            if let Ok(Ok(())) = ready {
+                put(h1);
             }
         });
     }
