@@ -19,6 +19,7 @@ use super::reader::{Findings, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
 use super::source::{CompileContext, read_source};
+use super::task_credentials::TaskCredentials;
 use super::webhook;
 use crate::leak::families::Families;
 use crate::leak::strength::Strength;
@@ -497,7 +498,7 @@ fn task(
         values: Arc::default(),
         own: Arc::default(),
         masked: HashMap::new(),
-        credentials,
+        credentials: TaskCredentials::new(credentials),
         raw: raw.raw.unwrap_or(raw.tools.is_empty()),
         tools: raw.tools,
         webhooks: webhooks.then_some(registered),

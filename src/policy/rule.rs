@@ -16,6 +16,7 @@ use super::leak::Leak;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
+use super::task_credentials::TaskCredentials;
 use crate::leak::{Matcher, Value};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName};
@@ -57,7 +58,7 @@ pub struct Task {
     pub(super) integrations: Vec<Arc<Integration>>,
     pub(super) observe: bool,
     pub(super) plan: Plan,
-    pub(super) credentials: Vec<Arc<Credential>>,
+    pub(super) credentials: TaskCredentials,
     /// Matches the values that must not leave in requests.
     pub(super) values: Arc<Matcher>,
     /// Matches the values that must not come back in responses: those of the task's own credentials.
@@ -249,14 +250,8 @@ impl Task {
 
     /// Returns the credentials that the task may use.
     #[must_use]
-    pub fn credentials(&self) -> &[Arc<Credential>] {
+    pub fn credentials(&self) -> &TaskCredentials {
         &self.credentials
-    }
-
-    /// Returns a credential by its name.
-    #[must_use]
-    pub fn credential(&self, name: &str) -> Option<&Arc<Credential>> {
-        self.credentials.iter().find(|credential| credential.name().as_str() == name)
     }
 
     /// Returns the matcher for the values that must not leave in a request: the strong values of the task's

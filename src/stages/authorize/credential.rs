@@ -18,7 +18,8 @@ use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
-use crate::policy::credential::{Credential, Placeholder, PlaceholderSyntax, Placement};
+use crate::policy::credential::{Credential, Placement};
+use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::query;
@@ -59,7 +60,7 @@ pub(crate) struct Swap {
 impl Swap {
     fn could_hold_keys(&self, task: &Task) -> bool {
         let in_key = matches!(&self.place, Placement::Field(name) if strip::carries_key(name));
-        in_key || task.credentials().iter().any(|credential| self.place == credential.auth().place())
+        in_key || task.credentials().is_auth_placement(&self.place)
     }
 
     /// Returns true if the placeholder stands alone, after a scheme, or as the user or the password of `Basic`.
@@ -103,8 +104,8 @@ pub(crate) fn select(
     swaps.search(parts, named.as_ref(), record)?;
     let PlaceholderSearch { credential, mut swaps, .. } = swaps;
     let always = || {
-        let goes = |c: &&Arc<Credential>| c.is_always_injected() && allowed.may_receive(c, target);
-        task.credentials().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
+        let goes = |c: &&Arc<Credential>| allowed.may_receive(c, target);
+        task.credentials().always_injected().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
     };
     let credential = credential.or_else(always);
     let chosen = credential.as_ref().map(|credential| credential.name());
@@ -134,7 +135,7 @@ fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::
 fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> Verdict<Option<Arc<Credential>>> {
     let Some(name) = single(headers, &EXEAT_CREDENTIAL)? else { return Ok(None) };
     // A name that is not the task's is unknown, even if another task has a credential of that name.
-    let credential = task.credential(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
+    let credential = task.credentials().named(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
     if !kind.takes_names() {
         return Err(not_bound(record, credential, "the tool does not support credentials"));
     }
@@ -164,20 +165,20 @@ impl PlaceholderSearch<'_> {
     /// is skipped.
     fn search(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
         let replaced = named.map(|credential| credential.auth().place());
-        let mut places = vec![Placement::Field(AUTHORIZATION)];
-        places.extend(self.task.credentials().iter().flat_map(|credential| credential.places()));
+        let authorization = Placement::Field(AUTHORIZATION);
+        let places = std::iter::once(&authorization).chain(self.task.credentials().placements());
         let mut looked_at: Vec<Placement> = replaced.into_iter().collect();
         for place in places {
-            if looked_at.contains(&place) {
+            if looked_at.contains(place) {
                 continue;
             }
-            match &place {
+            match place {
                 Placement::Field(name) => self.search_field(name, &parts.headers, record)?,
                 Placement::Parameter(name) => {
                     self.search_parameter(name, parts.uri.query().unwrap_or_default(), record)?
                 }
             }
-            looked_at.push(place);
+            looked_at.push(place.clone());
         }
         if *self.syntax != PlaceholderSyntax::Usual {
             self.check_other_places(parts, &looked_at, record)?;
