@@ -28,6 +28,7 @@ pub mod coding;
 pub mod daemon;
 pub mod files;
 pub mod flow;
+mod group_commit;
 pub mod leak;
 pub mod ledger;
 pub mod model;

@@ -1,4 +1,4 @@
-//! Writes the log. One thread chains lines, writes them in groups, and confirms them.
+//! Writes the log. Lines are chained, written in groups, and confirmed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -6,7 +6,6 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -18,13 +17,14 @@ use super::flood::{Counted, Flood, Source};
 use super::line::Event;
 use super::timestamp;
 use crate::files;
+use crate::group_commit::{GroupCommit, GroupWriter};
 
 /// The maximum number of queued lines. Above it, requests are refused.
 const MAX_WAITING: usize = 16_384;
 /// The absolute maximum number of queued lines. Lines above it are only counted; the count is written later.
 const MAX_QUEUED: usize = 2 * MAX_WAITING;
-/// The maximum number of lines in one group.
-const MAX_GROUP: usize = 1_024;
+/// The maximum time between a line and the head that includes it. A truncation of later lines goes undetected.
+const HEAD_LAG: Duration = Duration::from_millis(100);
 /// How long a caller waits for a write before the sink counts as broken.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of bytes at the log's end that are read at startup.
@@ -36,7 +36,7 @@ pub struct SinkError;
 
 /// The handle to the log.
 pub struct Sink {
-    lines: mpsc::Sender<Entry>,
+    lines: GroupCommit<LineWriter>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
@@ -108,21 +108,19 @@ impl Sink {
     ) -> io::Result<(Self, String)> {
         let flood = Arc::new(Flood::new(place.refusals_per_second));
         let writer = Writer::open(place, key, !key_is_new)?;
-        let (lines, inbox) = mpsc::channel::<Entry>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
         let last = writer.head.mac.clone();
-        let thread = WriterThread {
+        let writer = LineWriter {
             writer,
             announcements,
-            inbox,
             waiting: waiting.clone(),
             lost: lost.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
         };
-        std::thread::Builder::new().name("audit".to_owned()).spawn(move || thread.run())?;
+        let lines = GroupCommit::start("audit", writer)?;
         Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
     }
 
@@ -156,8 +154,10 @@ impl Sink {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.send(Entry { json, announce, written: None }).is_ok());
-        if !handed_over {
+                .is_ok_and(|json| self.lines.add(Entry { json, announce, written: None }).is_ok());
+        if handed_over {
+            self.lines.commit();
+        } else {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -183,11 +183,12 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.send(Entry { json, announce: Announce::No, written: Some(written) }).is_err() {
+        if self.lines.add(Entry { json, announce: Announce::No, written: Some(written) }).is_err() {
             // The thread has ended, so no line can be written any more.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
         }
+        self.lines.commit();
         match tokio::time::timeout(WRITE_TIMEOUT, done).await {
             Ok(Ok(result)) => result,
             _ => Err(SinkError),
@@ -195,48 +196,31 @@ impl Sink {
     }
 }
 
-/// The writer thread.
-struct WriterThread {
+/// Writes groups of lines and announces them.
+struct LineWriter {
     writer: Writer,
     announcements: tokio::sync::mpsc::Sender<Written>,
-    inbox: mpsc::Receiver<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
 }
 
-impl WriterThread {
-    fn run(mut self) {
-        loop {
-            // A counted source has had lines before, and each of them woke this thread, so no other wake-up is needed.
-            let first = match self.flood.next_end() {
-                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(end) => self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())),
-            };
-            match first {
-                Ok(first) => self.write(Some(first)),
-                Err(RecvTimeoutError::Timeout) => self.write(None),
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        let _ = self.write_all(Vec::new(), self.flood.counted());
-    }
+impl GroupWriter for LineWriter {
+    type Entry = Entry;
 
-    /// Writes the queued lines, and the counts of the windows that have ended.
-    fn write(&mut self, first: Option<Entry>) {
-        let mut group: Vec<Entry> = first.into_iter().collect();
-        group.extend(self.inbox.try_iter().take(MAX_GROUP.saturating_sub(group.len())));
+    /// Writes the lines, and the counts of the windows that have ended.
+    fn write(&mut self, group: Vec<Entry>, may_block: bool) {
         let (taken, asks) = (group.len(), group.iter().any(|entry| entry.json.is_empty()));
         let mut counted = self.flood.ended(Instant::now());
         if asks {
             counted.extend(self.flood.counted());
         }
-        if group.is_empty() && counted.is_empty() {
-            return;
-        }
         let (group, done) = self.write_all(group, counted);
         self.waiting.fetch_sub(taken, Ordering::Relaxed);
+        if asks {
+            let _ = self.writer.write_head();
+        }
         let (mut lines, mut is_bill) = (Vec::new(), false);
         for entry in group {
             if let Some(written) = entry.written {
@@ -252,10 +236,42 @@ impl WriterThread {
         let has_room = self.announcements.capacity() > self.announcements.max_capacity() / 2;
         if done.is_ok() && !lines.is_empty() && (is_bill || has_room) {
             // Nobody receives during shutdown; the next start reads these lines from the log.
-            let _ = self.announcements.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
+            let written = Written { lines, mac: self.writer.head.mac.clone() };
+            let _ = if may_block {
+                self.announcements.blocking_send(written).is_ok()
+            } else {
+                // `is_quick` has checked that there is room, and only one caller sends at a time.
+                self.announcements.try_send(written).is_ok()
+            };
         }
     }
 
+    fn is_quick(&self) -> bool {
+        self.announcements.capacity() > 0 && self.writer.is_quick()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.flood.next_end().into_iter().chain(self.writer.head_due).min()
+    }
+
+    fn on_due(&mut self) {
+        let now = Instant::now();
+        let counted = self.flood.ended(now);
+        if !counted.is_empty() {
+            let _ = self.write_all(Vec::new(), counted);
+        }
+        if self.writer.head_due.is_some_and(|due| due <= now) {
+            let _ = self.writer.write_head();
+        }
+    }
+
+    fn end(&mut self) {
+        let _ = self.write_all(Vec::new(), self.flood.counted());
+        let _ = self.writer.write_head();
+    }
+}
+
+impl LineWriter {
     /// Writes a group of lines, with counts and the number of lost lines.
     fn write_all(&mut self, mut group: Vec<Entry>, counted: Vec<Counted>) -> (Vec<Entry>, Result<(), SinkError>) {
         let not_awaited = group.iter().filter(|entry| entry.written.is_none()).count();
@@ -286,6 +302,11 @@ struct Writer {
     size: u64,
     head_file: File,
     head: Head,
+    /// When the head must be written, if it has changed since.
+    head_due: Option<Instant>,
+    /// The number of bytes written since the head.
+    since_head: u64,
+    has_head_failed: bool,
     /// The description of a fragment that a failed write left and that could not be removed. The next write starts
     /// with a newline and includes it.
     fragment_hash: Option<String>,
@@ -307,12 +328,25 @@ impl Writer {
         let head_file =
             locked(OpenOptions::new().read(true).write(true).create(true).truncate(false), &place.head_file())?;
         let head = Head { mac: GENESIS.to_owned(), lines: 0 };
-        let mut writer = Self { place, key, log: None, size: 0, head_file, head, fragment_hash: None };
+        let mut writer = Self {
+            place,
+            key,
+            log: None,
+            size: 0,
+            head_file,
+            head,
+            head_due: None,
+            since_head: 0,
+            has_head_failed: false,
+            fragment_hash: None,
+        };
         let stored = writer.stored_head(had_key)?;
         match writer.place.path.clone() {
             Some(path) => writer.open_log(&path, stored)?,
             None => writer.open_stream(stored)?,
         }
+        writer.head_due = Some(Instant::now());
+        writer.write_head()?;
         Ok(writer)
     }
 
@@ -329,7 +363,8 @@ impl Writer {
         }
         self.recover_fragment(fragment)?;
         if let StoredHead::Known(head) = &stored {
-            self.head.lines = head.lines;
+            let since = macs.iter().rposition(|mac| **mac == *head.mac).and_then(|at| macs.get(at.saturating_add(1)..));
+            self.head.lines = head.lines.saturating_add(since.map_or(0, |since| since.len() as u64));
         }
         match stored {
             StoredHead::Fresh if self.size == 0 => self.append(&[&opened(GENESIS)]),
@@ -400,6 +435,9 @@ impl Writer {
 
     /// Chains and writes lines, all or none.
     fn append(&mut self, lines: &[&str]) -> io::Result<()> {
+        if self.has_head_failed {
+            self.write_head()?;
+        }
         let mut text = String::new();
         let mut head = self.head.clone();
         let mut seal = |json: &str, text: &mut String| {
@@ -418,7 +456,15 @@ impl Writer {
         self.write_out(text.as_bytes())?;
         self.fragment_hash = None;
         self.head = head;
-        self.write_head()
+        self.head_due = self.head_due.or_else(|| Instant::now().checked_add(HEAD_LAG));
+        self.since_head = self.since_head.saturating_add(text.len() as u64);
+        // A stream is continued from the head alone, and a file from a head that its tail contains.
+        if self.log.is_none() || self.since_head >= MAX_TAIL / 4 { self.write_head() } else { Ok(()) }
+    }
+
+    /// Returns true if the next group goes to the page cache only, without a rotation.
+    fn is_quick(&self) -> bool {
+        self.log.is_some() && !self.place.synced && self.size < self.place.rotate_bytes
     }
 
     fn write_out(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -440,8 +486,16 @@ impl Writer {
         Ok(())
     }
 
-    fn write_head(&self) -> io::Result<()> {
-        self.head_file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0)
+    /// Writes the head if it has changed. If that fails, no lines are written until it succeeds.
+    fn write_head(&mut self) -> io::Result<()> {
+        if self.head_due.is_none() {
+            return Ok(());
+        }
+        let written = self.head_file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0);
+        self.has_head_failed = written.is_err();
+        self.head_due = written.is_err().then(|| Instant::now().checked_add(HEAD_LAG)).flatten();
+        self.since_head = 0;
+        written
     }
 
     /// Rotates the log. The new file gets its first line under a temporary name, so that after a failure or crash
@@ -465,6 +519,7 @@ impl Writer {
         self.size = line.len() as u64;
         self.fragment_hash = None;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
+        self.head_due = Some(Instant::now());
         self.write_head()
     }
 
@@ -578,21 +633,70 @@ mod tests {
 
     #[tokio::test]
     async fn a_blocked_writer_bounds_the_queue_and_counts_lost_lines() {
-        let (lines, inbox) = mpsc::channel();
-        let sink = Sink {
-            lines,
-            waiting: Arc::default(),
-            lost: Arc::default(),
-            flood: Arc::new(Flood::new(50)),
-            healthy: Arc::new(true.into()),
-            open: AtomicUsize::new(0),
-        };
+        let dir = tempfile::tempdir().unwrap();
+        let (mut place, key) = parts(dir.path());
+        place.rotate_bytes = u64::MAX;
+        let (announcements, _written) = tokio::sync::mpsc::channel(1);
+        let (sink, _) = Sink::open(place, key, true, announcements).unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (blocks, is_blocked) = std::sync::mpsc::channel();
+        let handle = sink.lines.handle();
+        let blocking = std::thread::spawn(move || {
+            handle.with_writer(|_| {
+                blocks.send(()).unwrap();
+                released.recv().unwrap();
+            });
+        });
+        is_blocked.recv().unwrap();
         for _ in 0..MAX_QUEUED + 10 {
             sink.write(&"line", Announce::No);
         }
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
-        assert_eq!(inbox.try_iter().count(), MAX_QUEUED);
+        assert_eq!(sink.waiting.load(Ordering::Relaxed), MAX_QUEUED);
         assert_eq!(sink.write_and_wait(&"line").await, Err(SinkError), "no request goes on");
+        release.send(()).unwrap();
+        blocking.join().unwrap();
+        let started = Instant::now();
+        while sink.flush().await.is_err() {
+            assert!(started.elapsed() < WRITE_TIMEOUT, "the queue is not written");
+            tokio::task::yield_now().await;
+        }
+        let text = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+        assert!(text.contains("\"lines\":10,"), "the lost lines are reported");
+    }
+
+    /// The head is written with a delay, and with the next flush. A crash in between loses no line and is no truncation.
+    #[tokio::test]
+    async fn a_lagging_head_is_no_truncation() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let mut writer = Writer::open(place, key, false).unwrap();
+        let before = fs::read_to_string(dir.path().join("audit.head")).unwrap();
+        writer.append(&["{\"n\":1}", "{\"n\":2}"]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("audit.head")).unwrap(), before, "it lags");
+        // Dropped as by `kill -9`.
+        drop(writer);
+        let (place, key) = parts(dir.path());
+        let writer = Writer::open(place, key, true).unwrap();
+        assert_eq!(writer.head.lines, 3);
+        assert_ne!(fs::read_to_string(dir.path().join("audit.head")).unwrap(), before);
+        assert!(!fs::read_to_string(dir.path().join("audit.jsonl")).unwrap().contains("cut_found"));
+    }
+
+    /// No line is written while the head cannot be.
+    #[tokio::test]
+    async fn lines_are_refused_while_the_head_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let mut writer = Writer::open(place, key, false).unwrap();
+        let good = std::mem::replace(&mut writer.head_file, File::open(dir.path().join("audit.head")).unwrap());
+        writer.append(&["{\"n\":1}"]).unwrap();
+        assert!(writer.write_head().is_err());
+        assert!(writer.append(&["{\"n\":2}"]).is_err());
+        writer.head_file = good;
+        writer.append(&["{\"n\":3}"]).unwrap();
+        let text = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+        assert!(!text.contains("\"n\":2") && text.contains("\"n\":3"), "{text}");
     }
 
     fn parts(dir: &Path) -> (LogLocation, ChainKey) {
@@ -632,10 +736,9 @@ mod tests {
         // Every write to this file fails.
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
-        let mut thread = WriterThread {
+        let mut lines = LineWriter {
             announcements: tokio::sync::mpsc::channel(1).0,
             writer,
-            inbox: mpsc::channel().1,
             waiting: Arc::default(),
             lost: Arc::default(),
             flood: flood.clone(),
@@ -644,10 +747,10 @@ mod tests {
         let now = Instant::now();
         assert_eq!((0..60).filter(|_| flood.admits(SOURCE, "x", now)).count(), 50);
         for _ in 0..3 {
-            let (_, done) = thread.write_all(Vec::new(), flood.counted());
+            let (_, done) = lines.write_all(Vec::new(), flood.counted());
             assert_eq!(done, Err(SinkError));
         }
         assert!(flood.counted()[0].json().contains("\"count\":10,"));
-        assert_eq!(thread.lost.load(Ordering::Relaxed), 0);
+        assert_eq!(lines.lost.load(Ordering::Relaxed), 0);
     }
 }

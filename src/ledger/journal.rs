@@ -1,6 +1,6 @@
 //! The journal, which survives `kill -9`: a file of changes, each handed to the kernel before its call returns.
 //!
-//! One thread writes queued lines in groups. It does not wait for the disk: after a power cut, the last changes may be
+//! Queued lines are written in groups, without waiting for the disk: after a power cut, the last changes may be
 //! missing. Lines that could not be written are kept and written first; until then, further changes are refused. A
 //! file that has grown too long is replaced by a compacted one (see `compact`).
 
@@ -9,9 +9,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -21,11 +21,12 @@ use super::line;
 use super::memory::MemoryStore;
 use super::{LedgerError, Result};
 use crate::files;
+use crate::group_commit::{GroupCommit, GroupWriter, WriterHandle};
 
 /// The maximum number of queued bytes. Above it, changes are refused.
 const MAX_WAITING: usize = 16 * 1024 * 1024;
-/// The maximum number of lines in one group.
-const MAX_GROUP: usize = 1_024;
+/// The capacity that is kept for pending bytes.
+const PENDING_CAPACITY: usize = 256 * 1024;
 /// How long a caller waits for a write before the journal counts as broken.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval between attempts to write pending bytes.
@@ -35,12 +36,11 @@ pub(super) const COMPACT_AT: u64 = 8 * 1024 * 1024;
 
 /// The handle to the journal.
 pub(super) struct Journal {
-    inbox: mpsc::Sender<Message>,
+    lines: Arc<GroupCommit<Writer>>,
     state: Arc<State>,
-    thread: Option<JoinHandle<()>>,
 }
 
-/// The writer thread's state that callers read.
+/// The writer's state that callers read.
 struct State {
     healthy: AtomicBool,
     /// Bytes queued but not yet written.
@@ -50,13 +50,19 @@ struct State {
 }
 
 /// Resolves when a change has been written.
-pub(super) struct Receipt(Option<oneshot::Receiver<Result<()>>>);
+pub(super) struct Receipt(Option<Queued>);
 
-/// A message to the writer thread.
-pub(super) enum Message {
-    Compacted(io::Result<Compacted>),
-    End,
-    Line { line: Vec<u8>, written: oneshot::Sender<Result<()>> },
+/// A queued change. It is written even if the receipt is dropped.
+struct Queued {
+    lines: Arc<GroupCommit<Writer>>,
+    written: oneshot::Receiver<Result<()>>,
+    is_committed: bool,
+}
+
+/// A change to write.
+pub(super) struct QueuedLine {
+    line: Vec<u8>,
+    written: oneshot::Sender<Result<()>>,
 }
 
 impl Journal {
@@ -76,7 +82,6 @@ impl Journal {
             waiting: AtomicUsize::new(0),
             is_over: AtomicBool::new(false),
         });
-        let (inbox, messages) = mpsc::channel();
         let mut writer = Writer {
             path: path.to_owned(),
             file,
@@ -85,16 +90,19 @@ impl Journal {
             store,
             compact_at,
             next_compaction: compact_at,
-            is_compacting: false,
-            inbox: inbox.clone(),
+            compaction: None,
+            handle: Arc::default(),
+            retry_at: None,
             state: state.clone(),
         };
         if size == 0 {
             line::HEADER.clone_into(&mut writer.pending);
             writer.write_pending()?;
         }
-        let thread = thread::Builder::new().name("ledger".to_owned()).spawn(move || writer.run(&messages))?;
-        Ok(Self { inbox, state, thread: Some(thread) })
+        let handle = writer.handle.clone();
+        let lines = GroupCommit::start("ledger", writer)?;
+        let _ = handle.set(lines.handle());
+        Ok(Self { lines: Arc::new(lines), state })
     }
 
     /// Returns whether a change can be written, according to the last write.
@@ -110,22 +118,26 @@ impl Journal {
         let (written, done) = oneshot::channel();
         let bytes = line.len();
         self.state.waiting.fetch_add(bytes, Ordering::Relaxed);
-        if self.inbox.send(Message::Line { line, written }).is_err() {
+        if self.lines.add(QueuedLine { line, written }).is_err() {
             // The thread has ended, so no change can be written any more.
             self.state.healthy.store(false, Ordering::Relaxed);
             return Err(LedgerError::Unavailable);
         }
-        Ok(Receipt(Some(done)))
+        Ok(Receipt(Some(Queued { lines: self.lines.clone(), written: done, is_committed: false })))
     }
 }
 
 /// Waits until all queued lines have been written or have failed. The file is unlocked then.
 impl Drop for Journal {
     fn drop(&mut self) {
-        let _ = self.inbox.send(Message::End);
-        if let Some(thread) = self.thread.take() {
+        // The file must not be replaced after it has been unlocked.
+        self.state.is_over.store(true, Ordering::Relaxed);
+        let mut compaction = None;
+        self.lines.handle().with_writer(|writer| compaction = writer.compaction.take());
+        if let Some(thread) = compaction {
             let _ = thread.join();
         }
+        self.lines.close();
     }
 }
 
@@ -136,16 +148,32 @@ impl Receipt {
     }
 
     pub(super) async fn written(self) -> Result<()> {
-        let Some(done) = self.0 else { return Ok(()) };
-        match tokio::time::timeout(WRITE_TIMEOUT, done).await {
+        let Some(mut queued) = self.0 else { return Ok(()) };
+        queued.commit();
+        match tokio::time::timeout(WRITE_TIMEOUT, &mut queued.written).await {
             Ok(Ok(result)) => result,
             _ => Err(LedgerError::Unavailable),
         }
     }
 }
 
-/// The state owned by the writer thread.
-struct Writer {
+/// Nobody else may write for a long time, so a change is written even if its caller does not wait.
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.commit();
+    }
+}
+
+impl Queued {
+    fn commit(&mut self) {
+        if !std::mem::replace(&mut self.is_committed, true) {
+            self.lines.commit();
+        }
+    }
+}
+
+/// The file and what has not been written to it.
+pub(super) struct Writer {
     path: PathBuf,
     file: File,
     /// The size of the valid part of the file, in bytes. Bytes after it are overwritten.
@@ -156,69 +184,66 @@ struct Writer {
     compact_at: u64,
     /// The size at which the file is compacted next.
     next_compaction: u64,
-    is_compacting: bool,
-    inbox: mpsc::Sender<Message>,
+    /// The thread of the compaction that is running.
+    compaction: Option<JoinHandle<()>>,
+    /// Reaches this writer from that thread.
+    handle: Arc<OnceLock<WriterHandle<Writer>>>,
+    /// When pending bytes are written again after a failure.
+    retry_at: Option<Instant>,
     state: Arc<State>,
 }
 
-impl Writer {
-    fn run(&mut self, messages: &mpsc::Receiver<Message>) {
-        loop {
-            let first = if self.pending.is_empty() {
-                messages.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
-            } else {
-                messages.recv_timeout(RETRY_INTERVAL)
-            };
-            let mut waiting = Vec::new();
-            let mut is_over = false;
-            match first {
-                Ok(first) => {
-                    for message in std::iter::once(first).chain(messages.try_iter().take(MAX_GROUP)) {
-                        match message {
-                            Message::Compacted(compacted) => self.install_compacted(compacted),
-                            Message::End => is_over = true,
-                            Message::Line { line, written } => {
-                                self.pending.extend_from_slice(&line);
-                                waiting.push((line.len(), written));
-                            }
-                        }
-                    }
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => is_over = true,
-            }
-            self.write_group(waiting);
-            if is_over {
-                return self.end(messages);
-            }
-            self.compact_if_due();
+impl GroupWriter for Writer {
+    type Entry = QueuedLine;
+
+    fn write(&mut self, group: Vec<QueuedLine>, _: bool) {
+        let mut taken = 0_usize;
+        for QueuedLine { line, .. } in &group {
+            self.pending.extend_from_slice(line);
+            taken = taken.saturating_add(line.len());
         }
+        let done = self.write_or_retry();
+        self.state.waiting.fetch_sub(taken, Ordering::Relaxed);
+        for QueuedLine { written, .. } in group {
+            // The caller may have been dropped; the line stays written.
+            let _ = written.send(done);
+        }
+        self.compact_if_due();
+    }
+
+    fn is_quick(&self) -> bool {
+        self.retry_at.is_none()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    fn on_due(&mut self) {
+        let _ = self.write_or_retry();
     }
 
     /// Unlocks the file for the next process.
-    fn end(&self, messages: &mpsc::Receiver<Message>) {
-        self.state.is_over.store(true, Ordering::Relaxed);
-        while self.is_compacting && !matches!(messages.recv(), Ok(Message::Compacted(_)) | Err(_)) {}
+    fn end(&mut self) {
         // Closing it is not enough: a child process that is just being started may have inherited it.
         let _ = self.file.unlock();
     }
+}
 
-    fn write_group(&mut self, waiting: Vec<(usize, oneshot::Sender<Result<()>>)>) {
-        let paid = self.write_pending();
-        if let Err(error) = &paid
+impl Writer {
+    /// Writes the pending bytes, and tries again later if that fails.
+    fn write_or_retry(&mut self) -> Result<()> {
+        let done = self.write_pending();
+        if let Err(error) = &done
             && self.state.healthy.swap(false, Ordering::Relaxed)
         {
             tracing::error!(%error, "the ledger cannot be written; requests are refused");
         }
-        if paid.is_ok() && !self.state.healthy.swap(true, Ordering::Relaxed) {
+        if done.is_ok() && !self.state.healthy.swap(true, Ordering::Relaxed) {
             tracing::info!("the ledger can be written again");
         }
-        let taken = waiting.iter().map(|(bytes, _)| bytes).sum();
-        self.state.waiting.fetch_sub(taken, Ordering::Relaxed);
-        for (_, written) in waiting {
-            // The caller may have been dropped; the line stays written.
-            let _ = written.send(paid.as_ref().copied().map_err(|_| LedgerError::Unavailable));
-        }
+        self.retry_at = done.is_err().then(|| Instant::now().checked_add(RETRY_INTERVAL)).flatten();
+        done.map_err(|_| LedgerError::Unavailable)
     }
 
     /// Writes the pending bytes. A failed write may leave a prefix of them in the file; the next attempt overwrites
@@ -230,28 +255,30 @@ impl Writer {
         self.file.write_all_at(&self.pending, self.size)?;
         self.size = self.size.saturating_add(self.pending.len() as u64);
         self.pending.clear();
-        self.pending.shrink_to(MAX_GROUP.saturating_mul(256));
+        self.pending.shrink_to(PENDING_CAPACITY);
         Ok(())
     }
 
     fn compact_if_due(&mut self) {
-        if self.is_compacting || self.size < self.next_compaction {
+        let is_over = self.state.is_over.load(Ordering::Relaxed);
+        if is_over || self.compaction.is_some() || self.size < self.next_compaction {
             return;
         }
-        let (path, store, from, inbox) = (self.path.clone(), self.store.clone(), self.size, self.inbox.clone());
-        let state = self.state.clone();
+        let Some(handle) = self.handle.get().cloned() else { return };
+        let (path, store, from, state) = (self.path.clone(), self.store.clone(), self.size, self.state.clone());
         // Calls continue meanwhile.
         let spawned = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
-            let _ = inbox.send(Message::Compacted(compact::write(&path, &store, from, &state.is_over)));
+            let compacted = compact::write(&path, &store, from, &state.is_over);
+            handle.with_writer(|writer| writer.install_compacted(compacted));
         });
         match spawned {
-            Ok(_) => self.is_compacting = true,
+            Ok(thread) => self.compaction = Some(thread),
             Err(error) => self.put_off(&error),
         }
     }
 
     fn install_compacted(&mut self, compacted: io::Result<Compacted>) {
-        self.is_compacting = false;
+        self.compaction = None;
         match compacted.and_then(|compacted| compacted.take_over(&self.path, &self.file, self.size)) {
             Ok((file, size)) => {
                 self.next_compaction = self.compact_at.max(size.saturating_mul(2));

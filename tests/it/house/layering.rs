@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 16] = [
+const LAYERS: [(&str, &[&str]); 17] = [
     ("files", &[]),
+    ("group_commit", &[]),
     ("terminal", &[]),
     ("model", &[]),
     ("coding", &[]),
@@ -13,8 +14,8 @@ const LAYERS: [(&str, &[&str]); 16] = [
     ("policy", &["model", "leak"]),
     ("vault", &["model", "files"]),
     ("tls", &["model", "files"]),
-    ("audit", &["model", "leak", "files"]),
-    ("ledger", &["model", "files"]),
+    ("audit", &["model", "leak", "files", "group_commit"]),
+    ("ledger", &["model", "files", "group_commit"]),
     ("stages", &["model", "coding", "leak", "policy", "tls", "audit", "ledger"]),
     ("flow", &["model", "policy", "tls", "audit", "ledger", "stages", "files"]),
     ("api", &["model", "policy", "vault", "audit", "ledger", "flow", "daemon", "files"]),
