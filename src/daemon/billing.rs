@@ -27,7 +27,7 @@ pub(crate) const MAX_WAITING: usize = 16_384;
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Lines per batch when the log is replayed.
 const BATCH: usize = 4096;
-/// Maximum number of lines in a batch of written lines, before the last group.
+/// A batch of written lines takes no further group once it has this many lines.
 const MAX_BATCH: usize = 16_384;
 /// Maximum number of executions whose calls are recorded at the same time.
 const MAX_CONCURRENT: usize = 64;
@@ -222,14 +222,14 @@ where
             Err(LedgerError::Unavailable) => {}
             Err(_) => return None,
         }
-        tracing::error!(error = %LedgerError::Unavailable, "the cost of calls cannot be written to the ledger; retrying");
+        tracing::error!(error = %LedgerError::Unavailable, "costs and calls cannot be written to the ledger; retrying");
         services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await?;
     }
 }
 
 /// Returns the cost of the exchange.
 fn half_credits(line: &Line) -> Option<u32> {
-    // The proxy writes small multiples of a half.
+    // Credits are multiples of a half.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
     let half_credits = (line.credits? * 2.0).round().clamp(0.0, 1_000.0) as u32;
     (half_credits > 0).then_some(half_credits)

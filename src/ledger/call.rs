@@ -98,6 +98,11 @@ impl Calls {
         }
     }
 
+    /// Returns true if this call is stored.
+    pub(super) fn contains(&self, call: &RawValue) -> bool {
+        self.judged.iter().chain(&self.reported).any(|kept| kept.call.get() == call.get())
+    }
+
     /// Returns all stored calls, in sequence order.
     pub(super) fn all(&self) -> Vec<Kept> {
         let mut all: Vec<Kept> = self.judged.iter().chain(&self.reported).cloned().collect();

@@ -184,6 +184,10 @@ impl Local {
         let receipt = {
             let mut shard = self.store.shard(id);
             let entry = shard.get_mut(id).ok_or(LedgerError::Unknown)?;
+            if entry.calls.as_ref().is_some_and(|calls| calls.contains(&call)) {
+                // Its line could not be written before. It is still queued.
+                return Ok(());
+            }
             let last = entry.calls.as_ref().map_or(0, |calls| calls.last);
             let kept = Kept { number: last.saturating_add(1), call };
             let receipt =

@@ -269,7 +269,8 @@ impl Ledger {
         }
     }
 
-    /// Adds a tool call to its execution's record, which keeps the last [`MAX_CALLS`]. A call that the client only
+    /// Adds a tool call to its execution's record, which keeps the last [`MAX_CALLS`]. A call that is already in the
+    /// record is not added again, so a failed call of this function can be repeated. A call that the client only
     /// reported never displaces one that the proxy handled.
     ///
     /// # Errors
