@@ -1,7 +1,7 @@
-//! The lines about requests: the one type in which they are written and read.
+//! Lines of the audit log about requests. The same type is used to write and to read them.
 //!
-//! The log has a few other lines, about itself and about the shared ledger. They have an event of their own and none of
-//! the fields here, so they can be read as this type too.
+//! The log has other lines, about itself and about the shared ledger. They have an `event` of their own and share only
+//! `ts` with the lines here, so they can be read as this type too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -391,7 +391,7 @@ impl Record {
 
     /// Redacts a text, then truncates it. The other order could leave a part of a value that is not found.
     fn noted(&self, text: &str, most: usize) -> String {
-        cut(&self.redact(text), most)
+        cut(&self.values.redact_for_log(text), most)
     }
 
     /// Records the dialled address.
@@ -418,7 +418,7 @@ impl Record {
 
     /// Returns the counters that the bodies share.
     #[must_use]
-    pub fn counts(&self) -> Arc<TransferCounts> {
+    pub fn transfer_counts(&self) -> Arc<TransferCounts> {
         self.counts.clone()
     }
 

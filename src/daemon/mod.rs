@@ -298,7 +298,7 @@ fn services(
         authority,
         audit,
         throttle: Throttle::new(ledger.clone(), finds.clone()),
-        bodies: Arc::default(),
+        body_budget: Arc::default(),
         windows: Arc::default(),
         finds,
         ledger,

@@ -1,4 +1,6 @@
-//! Runs one request through the stages, from its head to the head of its response.
+//! Runs an admitted request through the stages, from its authorization to the redacted head of the response.
+//!
+//! The caller has identified the sandbox, counted the call and authorized the destination.
 
 use http::Request;
 use hyper::body::Incoming;
@@ -7,65 +9,74 @@ use super::Services;
 use crate::audit::record::Record;
 use crate::model::refusal::Verdict;
 use crate::stages::authorize::{self, Admitted};
-use crate::stages::forward::UpgradedOrigin;
+use crate::stages::forward::{Received, UpgradedOrigin};
 use crate::stages::limit::{self, CheckedResponse};
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::CountedCall;
 use crate::stages::{approve, inject, inspect};
 
-/// The destination of a request. A tunnel is pinned once for all its requests, an absolute-form request each time.
+/// The destination of a request.
 pub(super) struct Destination {
     pub(super) admitted: Admitted,
-    /// The pinned addresses of a tunnel. `None` for an absolute-form request, whose host is resolved in [`run`].
+    /// The addresses that a tunnel was opened to. `None` for an absolute-form request, whose host is resolved in
+    /// [`run`].
     pub(super) pin: Option<PinnedTarget>,
 }
 
 /// The answer to a request.
 #[expect(clippy::large_enum_variant, reason = "the value is destructured right after it is returned")]
 pub(super) enum Answer {
+    /// A response with a redacted head. Its body is redacted while it is sent.
     Response(CheckedResponse),
     /// A WebSocket upgrade that the origin accepted.
-    Upgrade(UpgradedOrigin),
+    Upgrade(Box<UpgradedOrigin>),
 }
 
-/// Authorizes, inspects and approves a request, and forwards it to its origin.
+/// Authorizes and inspects a request, checks its approval and the addresses of its origin, injects the credential,
+/// forwards the request, and redacts the head of the response. `counted` is the evidence that the call was within its
+/// limits.
 ///
 /// # Errors
-/// The refusal of the first stage that rejects the request.
+/// The refusal of the first stage that rejects the request. The caller records it.
 pub(super) async fn run(
     services: &Services,
     destination: &Destination,
-    call: CountedCall,
+    counted: CountedCall,
     request: Request<Incoming>,
     record: &mut Record,
 ) -> Verdict<Answer> {
     let policy = services.policies.snapshot();
     let (head, body) = request.into_parts();
-    let grant = authorize::request(&policy, &destination.admitted, call, &head, record)?;
-    let body = RequestBody::new(body, &grant, &services.bodies, record.counts());
-    // Small bodies, and those that need an approval, are read before anything is sent.
+    let grant = authorize::request(&policy, &destination.admitted, counted, &head, record)?;
+    // The body keeps the limits of this grant.
+    let body = RequestBody::new(body, &grant, &services.body_budget, record.transfer_counts());
+    // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
+    // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
-    // Receiving the body may have taken long, so the policy is read again. Until the request is sent, no further step
-    // waits for the client; a policy that changes after this point ends the exchange through `revocation`.
+    // The body may have taken long to arrive, so the request is authorized again under the current policy. Later
+    // changes of the policy are covered by `revocation` below, which checks the current policy first.
     let policy = services.policies.snapshot();
-    let grant = authorize::renewed(&policy, grant, &head, record)?;
+    let grant = authorize::renew(&policy, grant, &head, record)?;
     let cleared = inspect::request(grant, head, body, record).await?;
-    let approved = approve::request(cleared, &services.ledger, record).await?;
+    // Before the host is resolved, so that a request without its approval causes no DNS query. The approval is used up
+    // here, even if a later step refuses the request.
+    let approved = approve::check(cleared, &services.ledger, record).await?;
     let admitted = approved.grant().admitted();
     let pinned = match &destination.pin {
         None => services.resolver.pin(&policy, admitted, record).await?,
-        Some(pin) => services.resolver.confirm(&policy, admitted, pin, record)?,
+        // The addresses of a tunnel are checked again for each request, which other rules or a newer policy may allow.
+        Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
     };
-    let outbound = inject::credential(approved, pinned, services.settings.proxy.via)?;
-    // Nothing is sent if the audit log cannot be written.
+    let outbound = inject::build_request(approved, pinned, services.settings.proxy.via)?;
+    // After every check, so that only requests that are sent have this line. Nothing is sent if it cannot be written.
     record.write_decision().await?;
-    // Resolves when a later policy revokes the exchange, or too many leaks stop its execution.
-    let revocation = outbound.revoked(services.policies.changes(), services.finds.clone());
+    // Completes with a refusal once the policy no longer allows the exchange, or its execution has expired or been
+    // stopped.
+    let revocation = outbound.watch_revocation(services.policies.changes(), services.finds.clone());
     let execution = destination.admitted.caller().execution();
-    let received = services.forwarder.exchange(outbound, revocation, execution, record).await?;
-    match received.into_upgrade() {
-        Ok(upgrade) => Ok(Answer::Upgrade(upgrade)),
-        Err(response) => limit::redact_and_check(*response, record).await.map(Answer::Response),
+    match services.forwarder.exchange(outbound, revocation, execution, record).await? {
+        Received::Upgrade(upgrade) => Ok(Answer::Upgrade(upgrade)),
+        Received::Response(response) => limit::redact_and_check(*response, record).await.map(Answer::Response),
     }
 }

@@ -60,7 +60,7 @@ pub struct Services {
     /// Counts and limits calls.
     pub throttle: Throttle,
     /// The memory budget for buffered request bodies.
-    pub bodies: Arc<Budget>,
+    pub body_budget: Arc<Budget>,
     /// The memory budget for the flow-control windows of h2 tunnels.
     pub windows: Arc<Budget>,
     /// The addresses of the listeners for sandboxes.

@@ -221,7 +221,7 @@ fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<AnswerBody> {
     record.failed(refusal);
     // The rest of the client's body is discarded, even if the origin has already responded.
-    record.counts().end();
+    record.transfer_counts().end();
     let policy = services.policies.snapshot();
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
     let is_leak = refusal == Deny::LeakDetected.into();
@@ -234,7 +234,7 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let credential = record.about().map(CredentialName::as_str);
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
-    let (reached, exchange_limit) = (record.limit(), record.counts().limit_of(refusal));
+    let (reached, exchange_limit) = (record.limit(), record.transfer_counts().limit_of(refusal));
     let tls = record.tls_failure().filter(|_| refusal == Fail::TlsFailed.into());
     render(
         refusal,

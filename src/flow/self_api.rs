@@ -139,12 +139,12 @@ pub(super) async fn answer(
         Page::Destination(query) if head.method == Method::GET => {
             record.proxy_call(query.as_str());
             let taken = api.take_call(&mut head, record).await?;
-            let counts = record.counts();
+            let counts = record.transfer_counts();
             return api.with_timeout(&counts, api.query_destination(query, &taken, &head, record)).await;
         }
         Page::Report if head.method == Method::POST => {
             api.take_call(&mut head, record).await?;
-            let counts = record.counts();
+            let counts = record.transfer_counts();
             api.with_timeout(&counts, api.report(&head, body, record)).await?
         }
         page => {
@@ -271,7 +271,7 @@ impl SelfRequest<'_> {
         if head.headers.contains_key(CONTENT_ENCODING) {
             return Err(Deny::ContentCodingUnsupported.into());
         }
-        let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.counts()).await?;
+        let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.transfer_counts()).await?;
         self.scan(&body, record)?;
         let report: ToolCallReport = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
         for text in report.texts() {
@@ -318,7 +318,7 @@ impl SelfRequest<'_> {
         // DNS and the audit log may have taken long, so the policy is read again.
         let policy = services.policies.snapshot();
         let admitted = authorize::destination_again(&policy, &admitted)?;
-        let pinned = services.resolver.confirm(&policy, &admitted, &pinned, record)?;
+        let pinned = services.resolver.recheck(&policy, &admitted, &pinned, record)?;
         services.finds.check(self.caller.execution())?;
         let reply = match query {
             DestinationQuery::Resolve => json!({ "addresses": pinned.address_texts().collect::<Vec<_>>() }),
@@ -362,7 +362,7 @@ impl SelfRequest<'_> {
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let started = Instant::now();
-        match self.services.forwarder.probe(pinned, self.caller.execution(), &record.counts()).await {
+        match self.services.forwarder.probe(pinned, self.caller.execution(), &record.transfer_counts()).await {
             Ok(address) => {
                 record.address(address.ip());
                 let latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;

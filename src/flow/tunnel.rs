@@ -110,7 +110,7 @@ async fn pin_and_connect(
     let origin = match admitted.mode() {
         Mode::Inspect => None,
         Mode::Opaque => {
-            let (origin, address) = services.forwarder.connect(&admitted, &pinned, &record.counts()).await?;
+            let (origin, address) = services.forwarder.connect(&admitted, &pinned, &record.transfer_counts()).await?;
             record.address(address.ip());
             Some(origin)
         }
@@ -174,7 +174,7 @@ impl Tunnel {
             return record.failed(refusal);
         }
         let services = &client.services;
-        let counts = record.counts();
+        let counts = record.transfer_counts();
         let policy = services.policies.snapshot();
         let timeouts = policy.task(self.admitted.caller().task()).map(|task| task.limits(Kind::Raw).timeouts);
         let idle = timeouts.map_or(Duration::ZERO, |timeouts| timeouts.idle);
@@ -235,7 +235,7 @@ impl Tunnel {
         if admitted.mode() != Mode::Opaque {
             return Err(Deny::HostNotAllowed.into());
         }
-        services.resolver.confirm(policy, &admitted, &self.pinned, record).map(|_| ())
+        services.resolver.recheck(policy, &admitted, &self.pinned, record).map(|_| ())
     }
 
     /// Terminates TLS and serves the requests inside, each of which is authorized separately.

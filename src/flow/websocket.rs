@@ -58,7 +58,7 @@ pub(super) fn respond(
     let services = &client.services;
     let UpgradedOrigin { response, relay: accepted } = match answer {
         Answer::Response(checked) => return respond::origin(services, checked, record),
-        Answer::Upgrade(switched) => switched,
+        Answer::Upgrade(switched) => *switched,
     };
     let Some(pending) = pending else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
@@ -75,7 +75,7 @@ pub(super) fn respond(
 }
 
 async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mut record: Record) {
-    let Relay { origin, up, down, idle, until, withdrawn, limit, lease } = accepted;
+    let Relay { origin, up, down, idle, until, revocation, limit, lease } = accepted;
     // After the response the client sends WebSocket frames instead of HTTP.
     pending.gate.pass_all();
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
@@ -92,7 +92,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
             state: WriteState::new(&protocol_error),
         },
     };
-    let unread = directions.relay(&client, (client_io, origin_io), (idle, until), withdrawn, &mut record).await;
+    let unread = directions.relay(&client, (client_io, origin_io), (idle, until), revocation, &mut record).await;
     // Nothing is sent after this.
     let _ = directions.down.finder.reached(directions.down.inner.finds(true));
     if let Some((count, names)) = directions.down.inner.found() {
@@ -253,10 +253,10 @@ impl RelayDirections {
         client: &Client,
         (client_io, origin_io): (Upgraded, Upgraded),
         (idle, until): (Duration, Option<Instant>),
-        withdrawn: impl Future<Output = Refusal>,
+        revocation: impl Future<Output = Refusal>,
         record: &mut Record,
     ) -> Option<(ReadEnd, ReadEnd)> {
-        let counts = record.counts();
+        let counts = record.transfer_counts();
         let (mut client_read, mut client_write) = split(TokioIo::new(client_io));
         let (mut origin_read, mut origin_write) = split(TokioIo::new(origin_io));
         let clock = Clock::new(idle);
@@ -284,7 +284,7 @@ impl RelayDirections {
                     }
                     Err(_) => RelayEnd::Aborted,
                 }),
-                refusal = withdrawn => (Some(close_code(refusal)), RelayEnd::Refused(refusal)),
+                refusal = revocation => (Some(close_code(refusal)), RelayEnd::Refused(refusal)),
                 refusal = counts.wait_until_stopped() => (Some(websocket::TRY_AGAIN_LATER), RelayEnd::Refused(refusal)),
                 () = overdue => (Some(websocket::POLICY_VIOLATION), RelayEnd::Refused(Fail::RequestTimedOut.into())),
                 () = client.gone() => (None, RelayEnd::Aborted),

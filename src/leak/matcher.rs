@@ -312,19 +312,30 @@ impl Matcher {
         TextMatches { ranges, partials: partials.into_iter().map(|(from, owner)| (offset(from), owner)).collect() }
     }
 
-    /// Overwrites the values in an external text so that it can be logged.
+    /// Overwrites the values in an external text.
     #[must_use]
     pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let ranges = self.ranges(text.as_bytes());
-        if ranges.is_empty() {
-            return Cow::Borrowed(text);
-        }
-        let mut bytes = text.as_bytes().to_vec();
-        for (range, _) in ranges {
-            mask(bytes.get_mut(range).unwrap_or_default());
-        }
-        Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+        overwrite(text, self.ranges(text.as_bytes()).into_iter().map(|(range, _)| range))
     }
+
+    /// As [`Self::redact`], for the log. Half of a value or more at the end is overwritten too: it is a find in a
+    /// request, and the log may be read by others than the sandbox.
+    #[must_use]
+    pub fn redact_for_log<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let TextMatches { ranges, partials } = self.text_matches(text.as_bytes());
+        let partial = partials.into_iter().map(|(from, _)| from..text.len());
+        overwrite(text, ranges.into_iter().map(|(range, _)| range).chain(partial))
+    }
+}
+
+/// Overwrites ranges of a text.
+fn overwrite(text: &str, ranges: impl Iterator<Item = Range<usize>>) -> Cow<'_, str> {
+    let mut bytes = None;
+    for range in ranges {
+        let bytes = bytes.get_or_insert_with(|| text.as_bytes().to_vec());
+        mask(bytes.get_mut(range).unwrap_or_default());
+    }
+    bytes.map_or(Cow::Borrowed(text), |bytes| Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 impl From<Family> for Finding {
@@ -482,7 +493,11 @@ mod tests {
             ("/harmless?x=1", "/harmless?x=1"),
         ];
         for (text, want) in rows {
-            assert_eq!(matcher().redact(text), want);
+            assert_eq!((matcher().redact(text), matcher().redact_for_log(text)), (want.into(), want.into()));
         }
+        // A part at the end, which is a find in a request.
+        let part = "/a/sk-live-51H%2F8xPq%2BZz";
+        assert_eq!(matcher().redact(part), part);
+        assert_eq!(matcher().redact_for_log(part), "/a/***********************");
     }
 }

@@ -15,12 +15,13 @@
 //! 3. `views` searches the bytes in several views, because recipients decode escapes differently.
 //! 4. In each view, `prefilter` finds candidates and `automaton` verifies them.
 //!
-//! Terms: a *value* is a secret, and its *owner* is its number in the index. A *form* is one encoding of a value. A
+//! Terms: a *value* is a secret. Its *owner* is a credential, the token or a family, and is a number in the index. A *form* is one encoding of a value. A
 //! *partial match* is the start of a form that has at least half of the value, but not all of it. A *half* is the first
 //! or second half of a long value that is searched for on its own. A *position* is a byte offset in the stream.
 //!
-//! A reaction to a value confirms a guess, so neither the time of a search nor the bytes released may depend on how
-//! much of a guess is right. For the same reason weak values are not searched for ([`strength`]).
+//! If the proxy refuses or redacts a text, a sandbox that guessed a value learns that the guess is right. So neither the
+//! time of a search nor the bytes released may depend on how much of a guess is right. For the same reason weak values
+//! are not searched for ([`strength`]).
 
 mod automaton;
 mod delay_queue;

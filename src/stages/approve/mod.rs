@@ -59,7 +59,7 @@ impl Approved {
 /// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many approvals of the
 /// execution are open; [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`];
 /// [`Fail::Draining`] if a new policy requires an approval after the body was already sent on unbuffered.
-pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
+pub async fn check(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
     let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, approval_used: false }) };
     let (parts, body) = request.into_parts();

@@ -23,9 +23,11 @@ use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
-use crate::policy::credential::{PlaceholderSyntax, Placement};
+use crate::policy::credential::Placement;
+use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
+use crate::policy::task_credentials::TaskCredentials;
 
 /// Evidence that a task may reach a destination.
 ///
@@ -144,7 +146,7 @@ impl RevocationCheck {
             return Err(Deny::ApprovalPending.into());
         }
         if let Some(name) = &self.credential {
-            let known = task.credentials().iter().find(|credential| credential.name() == name);
+            let known = task.credentials().named(name.as_str());
             let known = known.filter(|credential| credential.value().is_some()).ok_or(Deny::CredentialUnknown)?;
             if !matched.allowed.may_receive(known, &current.target) {
                 return Err(Deny::CredentialNotBound.into());
@@ -276,7 +278,7 @@ impl Grant {
     /// them to be replaced.
     pub(super) fn has_placeholder(&self, text: &[u8]) -> bool {
         let placeholders = &self.credentials.placeholders;
-        *placeholders != PlaceholderSyntax::Usual && placeholders.first(&[], text).is_some()
+        *placeholders != PlaceholderSyntax::Usual && placeholders.first(&TaskCredentials::default(), text).is_some()
     }
 
     /// Returns the selected credential.
@@ -403,7 +405,7 @@ pub fn request(
 ///
 /// # Errors
 /// The errors of [`request`].
-pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
+pub fn renew(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     if granted.admitted.generation == policy.generation() {
         return Ok(granted);
     }
@@ -434,7 +436,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     let to = (&admitted.target, &admitted.allowed);
     let chosen = credential::select(task, to, (kind, &marks), parts, record)?;
     record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
-    let places = || task.credentials().iter().flat_map(|credential| credential.places()).collect();
+    let places = || task.credentials().placements().to_vec();
     let reserved = admitted.allowed.required().next().is_some().then(places);
     let values = ProtectedValues {
         in_request: task.values().clone(),
@@ -442,7 +444,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         in_response: task.masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
         decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: policy.leak().max_ratio() },
     };
-    let may_be_known = task.credentials().iter().any(|credential| credential.could_come_from(to.0.host()));
+    let may_be_known = task.credentials().could_come_from(to.0.host());
     Ok(Grant {
         method: parts.method.clone(),
         path,

@@ -14,16 +14,16 @@ use crate::ledger::Millis;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
-/// A future that resolves with the refusal once the exchange is no longer allowed.
-pub type Revoked = Pin<Box<dyn Future<Output = Refusal> + Send>>;
+/// A future that completes with the refusal once the exchange is no longer allowed.
+pub type Revocation = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
 /// Checks the exchange against every new policy, and whether its execution has been stopped or has expired.
-pub(crate) fn revoked(
+pub(crate) fn watch(
     check: RevocationCheck,
     addresses: Vec<SocketAddr>,
     mut changes: watch::Receiver<Arc<Policy>>,
     finds: Arc<Finds>,
-) -> Revoked {
+) -> Revocation {
     let mut found = finds.changes();
     let end = check.expires_at();
     Box::pin(async move {

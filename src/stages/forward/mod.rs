@@ -32,7 +32,7 @@ use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task};
 use self::retry::RetryCopy;
 use self::write_progress::WriteProgress;
 use super::authorize::Admitted;
-use super::authorize::revocation::Revoked;
+use super::authorize::revocation::Revocation;
 use super::body_budget::{Budget, Reservation};
 use super::inject::{Outbound, OutboundParts};
 use super::limit::redact;
@@ -86,8 +86,16 @@ pub struct Forwarder {
     handshake_timeout: Duration,
 }
 
+/// The answer of an origin.
+pub enum Received {
+    /// A response.
+    Response(Box<OriginResponse>),
+    /// A WebSocket handshake that the origin accepted.
+    Upgrade(Box<UpgradedOrigin>),
+}
+
 /// A response head, and the connection that its body arrives on.
-pub struct Received {
+pub struct OriginResponse {
     pub(super) response: Response<Incoming>,
     pub(super) lease: Lease,
     pub(super) limits: Limits,
@@ -99,7 +107,7 @@ pub struct Received {
     pub(super) values: Arc<Matcher>,
     /// Charges messages that are held.
     pub(super) reservation: Reservation,
-    pub(super) withdrawn: Revoked,
+    pub(super) revocation: Revocation,
     /// The origin's end of the connection after a switch to WebSocket.
     pub(super) switched: Option<OnUpgrade>,
 }
@@ -125,21 +133,18 @@ pub struct Relay {
     /// The deadline of the exchange.
     pub until: Option<Instant>,
     /// Resolves once a later policy no longer allows the exchange.
-    pub withdrawn: Revoked,
+    pub revocation: Revocation,
     /// The limit of concurrent scans of the execution.
     pub(crate) limit: ScanLimit,
     /// Keeps the connection alive until it has been handed over.
     pub lease: Box<dyn std::any::Any + Send>,
 }
 
-impl Received {
-    /// Converts a WebSocket response into a relay.
-    ///
-    /// # Errors
-    /// The response, if it is another one.
-    pub fn into_upgrade(mut self) -> Result<UpgradedOrigin, Box<Self>> {
-        let Some(origin) = self.switched.take() else { return Err(Box::new(self)) };
-        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, .. } = self;
+impl OriginResponse {
+    /// Converts the response to a WebSocket handshake into a relay. All other responses remain responses.
+    fn into_received(mut self) -> Received {
+        let Some(origin) = self.switched.take() else { return Received::Response(Box::new(self)) };
+        let Self { response, lease, limits, started, guard, values, reservation, revocation, .. } = self;
         let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
@@ -152,10 +157,10 @@ impl Received {
             down: Downward::new(guarded.into_redactor()),
             idle: timeouts.idle,
             until: timeouts.request.map(|request| started + request),
-            withdrawn,
+            revocation,
             lease: Box::new(lease),
         };
-        Ok(UpgradedOrigin { response: Response::from_parts(head, ()), relay })
+        Received::Upgrade(Box::new(UpgradedOrigin { response: Response::from_parts(head, ()), relay }))
     }
 }
 
@@ -257,7 +262,7 @@ impl Forwarder {
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<CertificateReport> {
-        let counts = record.counts();
+        let counts = record.transfer_counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
         let report = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
@@ -276,7 +281,7 @@ impl Forwarder {
     pub async fn exchange(
         &self,
         outbound: Outbound,
-        mut withdrawn: Revoked,
+        mut revocation: Revocation,
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<Received> {
@@ -284,7 +289,7 @@ impl Forwarder {
         let timeouts = limits.timeouts;
         let (started, reservation) = (request.body().began(), request.body().reservation());
         let upgrade = request.extensions().get::<UpgradeRequest>().cloned();
-        let counts = record.counts();
+        let counts = record.transfer_counts();
         let exchange = async {
             let exchange = self.send(request, &pinned, timeouts, execution, record);
             match timeouts.request {
@@ -297,7 +302,7 @@ impl Forwarder {
         let (mut response, lease) = tokio::select! {
             // Polled first: an exchange that has been revoked in the meantime must not start.
             biased;
-            refusal = &mut withdrawn => return Err(refusal),
+            refusal = &mut revocation => return Err(refusal),
             refusal = counts.wait_until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };
@@ -308,7 +313,19 @@ impl Forwarder {
             record.rule("the answer has a content coding that was not requested");
         })?;
         let guard = guard.zip(decoder);
-        Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })
+        let received = OriginResponse {
+            response,
+            lease,
+            limits,
+            reader,
+            started,
+            guard,
+            values,
+            reservation,
+            revocation,
+            switched,
+        };
+        Ok(received.into_received())
     }
 
     async fn send(
@@ -331,11 +348,11 @@ impl Forwarder {
             record.address(lease.address());
             record.alpn(lease.alpn());
             let traffic = lease.traffic();
-            record.counts().sends(traffic.heads.clone(), lease.is_h2());
+            record.transfer_counts().sends(traffic.heads.clone(), lease.is_h2());
             let copy = if lease.is_reused() { RetryCopy::of(&request) } else { None };
             let (shaped, received) = (adapt(request, &lease), traffic.received.load(Ordering::Relaxed));
-            let sent = await_head(timeouts.response_header, &record.counts(), lease.send(shaped)).await?;
-            record.counts().settle_head();
+            let sent = await_head(timeouts.response_header, &record.transfer_counts(), lease.send(shaped)).await?;
+            record.transfer_counts().settle_head();
             let SendError { unsent, error } = match sent {
                 Ok(response) => return Ok((response, lease)),
                 Err(error) => error,
@@ -346,7 +363,7 @@ impl Forwarder {
             }
             // Over h2 the byte counter covers all streams. There, a partial response does not surface as an error here.
             let is_answered = !lease.is_h2() && traffic.received.load(Ordering::Relaxed) > received;
-            let copy = copy.filter(|_| !record.counts().is_broken_off());
+            let copy = copy.filter(|_| !record.transfer_counts().is_broken_off());
             let again = copy.and_then(|copy| copy.after(error.as_ref()?, is_answered));
             let alert = traffic.alert.get().filter(|_| !lease.is_reused());
             request = again.ok_or_else(|| refusal_for(error.as_ref(), alert.copied(), record))?;
@@ -361,7 +378,7 @@ impl Forwarder {
         upgrades: bool,
         record: &mut Record,
     ) -> Verdict<Lease> {
-        let counts = record.counts();
+        let counts = record.transfer_counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
         let tcp = EarlyAnswer::new(tcp);
@@ -543,7 +560,7 @@ fn check_response(mut response: Response<Incoming>) -> Verdict<Response<Incoming
 }
 
 fn refusal_for(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
-    let counts = record.counts();
+    let counts = record.transfer_counts();
     if let Some(refusal) = counts.stopped() {
         return refusal;
     }

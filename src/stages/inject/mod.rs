@@ -20,7 +20,7 @@ use self::unsent_fields::UnsentFields;
 use super::approve::Approved;
 use super::authorize::credential::{SelectedCredential, Swap};
 use super::authorize::revocation;
-use super::authorize::revocation::Revoked;
+use super::authorize::revocation::Revocation;
 use super::authorize::{Grant, RevocationCheck};
 use super::limit::redact::RedactionPlan;
 use super::limit::report::ReportTarget;
@@ -46,7 +46,7 @@ use crate::policy::rule::Policy;
 /// ```
 /// ```
 /// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
-/// fn build(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
+/// fn build(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::build_request(it, pinned, false) }
 /// ```
 pub struct Outbound {
     request: Request<RequestBody>,
@@ -71,11 +71,11 @@ pub(super) struct OutboundParts {
 }
 
 impl Outbound {
-    /// Returns a future that resolves once a later policy no longer allows the exchange or its execution has been
-    /// stopped.
+    /// Returns a future that completes with a refusal once the policy no longer allows the exchange, or its execution
+    /// has expired or been stopped.
     #[must_use]
-    pub fn revoked(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
-        revocation::revoked(self.revocation_check.clone(), self.pinned.addresses().to_vec(), changes, finds)
+    pub fn watch_revocation(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revocation {
+        revocation::watch(self.revocation_check.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 
     pub(super) fn into_parts(self) -> OutboundParts {
@@ -84,12 +84,12 @@ impl Outbound {
     }
 }
 
-/// Builds the upstream request with the granted credential.
+/// Builds the upstream request, with the granted credential if there is one.
 ///
 /// # Errors
 /// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the one the request was authorized for;
 /// [`Deny::CredentialNotBound`] if a credential would be sent in cleartext.
-pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
+pub fn build_request(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
     let (grant, check, request) = approved.into_parts();
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());

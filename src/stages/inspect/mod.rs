@@ -80,7 +80,7 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
         Some(_) if !body.has_length_within(max) => {
             let is_known = body.size_hint().exact().is_some();
             record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
-            let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(max));
+            let too_large = || record.transfer_counts().reached(ExchangeLimit::RequestBytes(max));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
         None if !grant.needs_body_scan() || !body.has_length_within(MAX_BUFFERED) => return Ok(body),
@@ -91,7 +91,7 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
         Some(request) if request < idle => (request, ExchangeLimit::Request(request)),
         Some(_) | None => (idle, ExchangeLimit::Idle(idle)),
     };
-    let (counts, head) = (record.counts(), super::message::headers::size(&head.headers));
+    let (counts, head) = (record.transfer_counts(), super::message::headers::size(&head.headers));
     let began = body.began();
     tokio::select! {
         biased;

@@ -20,8 +20,8 @@ use tokio_util::task::AbortOnDropHandle;
 use self::redact::RedactedBody;
 use self::report::BodyReport;
 use self::truncate::Truncation;
-use super::authorize::revocation::Revoked;
-use super::forward::Received;
+use super::authorize::revocation::Revocation;
+use super::forward::OriginResponse;
 use super::forward::pool::Lease;
 use super::message::headers;
 use super::message::request_body::BodyError;
@@ -54,7 +54,7 @@ pub struct CheckedResponse {
     lease: Lease,
     timeouts: Timeouts,
     started: Instant,
-    withdrawn: Revoked,
+    revocation: Revocation,
     /// The body's length. Empty if the head does not declare it.
     hint: SizeHint,
     /// The body is empty.
@@ -125,16 +125,17 @@ enum FrameOutcome {
     TooLarge,
 }
 
-/// Redacts a response, and checks its declared length and whether its body can be decoded.
+/// Redacts the head of a response, prepares the redaction of its body, and checks its declared length and whether its
+/// body can be decoded.
 ///
 /// # Errors
 /// [`Fail::ResponseTooLarge`] if it exceeds the limit and must not be truncated; [`Fail::UpstreamProtocol`] if its
 /// first bytes cannot be decoded; the refusal that has stopped the exchange in the meantime.
-pub async fn redact_and_check(received: Received, record: &mut Record) -> Verdict<CheckedResponse> {
-    let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
+pub async fn redact_and_check(received: OriginResponse, record: &mut Record) -> Verdict<CheckedResponse> {
+    let OriginResponse { response, lease, limits, reader, started, guard, mut revocation, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
-    response.body_mut().count(record.counts());
+    response.body_mut().count(record.transfer_counts());
     if let Err(refusal) = record.finds_in_answer(response.body().finds(false)) {
         record_finds(response.body(), record);
         return Err(refusal);
@@ -150,9 +151,9 @@ pub async fn redact_and_check(received: Received, record: &mut Record) -> Verdic
         reader.write_to_head(redacted, response.headers_mut());
         let bounds = BodyLimits::default();
         let hint = if is_length_known { hint } else { SizeHint::default() };
-        return Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
+        return Ok(CheckedResponse { response, bounds, lease, timeouts, started, revocation, hint, ended });
     }
-    let started_body = await_output(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
+    let started_body = await_output(response.body_mut(), (timeouts, started), &mut revocation, record).await;
     record.status(status);
     if started_body.is_err() {
         record_finds(response.body(), record);
@@ -163,7 +164,7 @@ pub async fn redact_and_check(received: Received, record: &mut Record) -> Verdic
     let too_large = most.zip(declared).filter(|(most, declared)| declared > most);
     if let Some((most, _)) = too_large.filter(|_| abort_oversized) {
         record_finds(response.body(), record);
-        return Err(record.counts().reached(ExchangeLimit::ResponseBytes(most)));
+        return Err(record.transfer_counts().reached(ExchangeLimit::ResponseBytes(most)));
     }
     let textual = !abort_oversized && truncate::is_textual(response.headers());
     let headers = response.headers_mut();
@@ -180,20 +181,20 @@ pub async fn redact_and_check(received: Received, record: &mut Record) -> Verdic
         is_truncation_announced: too_large.is_some(),
     };
     let hint = if is_length_known { hint } else { SizeHint::default() };
-    Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
+    Ok(CheckedResponse { response, bounds, lease, timeouts, started, revocation, hint, ended })
 }
 
 /// Waits for the start of an encoded body, unless the exchange is stopped.
 async fn await_output(
     body: &mut RedactedBody,
     (timeouts, started): (Timeouts, Instant),
-    withdrawn: &mut Revoked,
+    revocation: &mut Revocation,
     record: &mut Record,
 ) -> Verdict<()> {
     if !body.is_coded() {
         return Ok(());
     }
-    let counts = record.counts();
+    let counts = record.transfer_counts();
     // The idle timeout does not fail the exchange here: the watchdog does that later, as for any body.
     let started_body = async { timeout(timeouts.idle, body.await_output()).await.unwrap_or(Ok(())) };
     let started_body = async {
@@ -206,7 +207,7 @@ async fn await_output(
     };
     let started_body = tokio::select! {
         biased;
-        refusal = withdrawn => return Err(refusal),
+        refusal = revocation => return Err(refusal),
         refusal = counts.wait_until_stopped() => return Err(refusal),
         started_body = started_body => started_body?,
     };
@@ -226,10 +227,10 @@ fn is_bodiless(status: StatusCode) -> bool {
 /// Wraps the body of a checked response. The body takes over the record.
 #[must_use]
 pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBody> {
-    let CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
+    let CheckedResponse { response, bounds, lease, timeouts, started, revocation, hint, ended } = bounded;
     response.map(|inner| {
         let until = timeouts.request.map(|request| started + request);
-        let (counts, left) = (record.counts(), hint.exact());
+        let (counts, left) = (record.transfer_counts(), hint.exact());
         counts.tick();
         let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_truncated: false };
         let final_frames = FinalFrames::default();
@@ -239,7 +240,7 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
             return ResponseBody { live, watchdog: None, hint, ended, final_frames };
         }
         let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
-        let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
+        let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), revocation));
         ResponseBody { live, watchdog: Some(AbortOnDropHandle::new(watchdog)), hint, ended, final_frames }
     })
 }
@@ -258,11 +259,11 @@ async fn watch(
     live: Arc<Mutex<Live>>,
     counts: Arc<TransferCounts>,
     (idle, until): (Duration, Option<Instant>),
-    withdrawn: Revoked,
+    revocation: Revocation,
 ) {
     let refusal = tokio::select! {
         () = timed_out(&counts, idle, until) => Fail::RequestTimedOut.into(),
-        refusal = withdrawn => refusal,
+        refusal = revocation => refusal,
         refusal = counts.wait_until_stopped() => refusal,
     };
     let (exchange, waker) = {

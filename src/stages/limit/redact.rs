@@ -37,7 +37,7 @@ const MAX_WITHOUT_OUTPUT: u64 = 64 * 1024;
 pub(crate) struct RedactionPlan {
     /// The protected values.
     pub(crate) values: Arc<Matcher>,
-    /// The credential sent with this request. Its value may be echoed.
+    /// The credential sent with this request. If the origin returns its value, it is redacted, but is no find.
     pub(crate) sent: Option<CredentialName>,
     /// The decoding limits for an encoded response.
     pub(crate) bounds: DecodeLimits,
@@ -147,7 +147,7 @@ pub(crate) fn head(
         }
     };
     redact_fields(&mut parts.headers, &mut redactor);
-    // HTTP/2 has no reason phrase, and no client needs it.
+    // A reason phrase could contain a value, and no client needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
     let guarding = Redaction {
         redactor,

@@ -183,7 +183,7 @@ impl Resolver {
     ///
     /// # Errors
     /// The errors of [`Self::pin`], except [`Fail::ResolveFailed`] and [`Fail::Overloaded`].
-    pub fn confirm(
+    pub fn recheck(
         &self,
         policy: &Policy,
         admitted: &Admitted,

@@ -183,6 +183,24 @@ async fn a_part_at_the_end_of_a_field_or_trailer_of_an_answer_is_overwritten() {
     }
 }
 
+/// A part at the end of a path is a find. The log shows neither the part nor its encodings.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_at_the_end_of_a_path_is_not_in_the_log() {
+    let field = Field::holding(&[("KEY", SHORT)]).await;
+    let part = &SHORT[..SHORT.len() - 1];
+    let percent: String = part.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let base64 = base64::Engine::encode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, &part[..21]);
+    for (n, written) in [part, &percent, &base64].into_iter().enumerate() {
+        let url = format!("https://api.test:{}/s/{written}", field.origins.h1.port);
+        assert_eq!(field.lab.get(&url).await.header("exeat-refusal"), Some("leak_detected"), "{written}");
+        let line = field.lab.ended(n).await;
+        assert_eq!(
+            (&line["code"], &line["path"]),
+            (&"leak_detected".into(), &format!("/s/{}", "*".repeat(written.len())).into())
+        );
+    }
+}
+
 /// Returns the finds and the redacted text of a field.
 fn field_finds(value: &str, sent: Option<CredentialName>, text: &str) -> (u64, String) {
     let mut redactor = Redactor::with_sent(matcher(value), sent);
