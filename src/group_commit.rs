@@ -275,7 +275,7 @@ mod tests {
 
     /// A writer that records which thread wrote each entry.
     struct Recorder {
-        written: Arc<Mutex<Vec<(usize, Option<String>)>>>,
+        written: Written,
         is_quick: Arc<AtomicBool>,
         takes: Arc<AtomicUsize>,
         ended: mpsc::Sender<()>,

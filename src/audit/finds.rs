@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::leak::FindCount;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Verdict};
 
@@ -32,6 +33,8 @@ pub struct Finds {
     found: watch::Sender<FindCounts>,
     /// Finds recorded per execution, including those of requests in flight when the execution was stopped.
     noted: Mutex<HashMap<ExecutionId, u32>>,
+    /// The pending parts in responses, per execution.
+    pending: Mutex<HashMap<ExecutionId, u32>>,
     notes: mpsc::Sender<FindEvent>,
     inbox: Mutex<Option<mpsc::Receiver<FindEvent>>>,
 }
@@ -51,30 +54,58 @@ pub enum FindEvent {
 pub struct FindReporter {
     finds: Arc<Finds>,
     execution: Option<ExecutionId>,
+    /// The number of finds recorded for the response.
     noted: u64,
+    /// The number of pending parts of the response that were recorded as finds at once.
+    noted_early: u64,
+    /// The number of its pending parts that were not.
+    pending: u64,
 }
 
 impl FindReporter {
     pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>, noted: u64) -> Self {
-        Self { finds: finds.clone(), execution, noted }
+        Self { finds: finds.clone(), execution, noted, noted_early: 0, pending: 0 }
     }
 
-    /// Records the total number of finds in the response so far.
+    /// Records the total number of finds in the response so far. A pending part confirms a guess too, although the rest
+    /// of the value may follow. So an execution can have few of them at a time, and further ones are finds at once.
     ///
     /// # Errors
-    /// [`Deny::ExecutionStopped`] if a new find has stopped the execution. The bytes with that find must not be sent,
-    /// because they would confirm more guesses than the limit allows.
-    pub fn reached(&mut self, finds: u64) -> Verdict<()> {
-        if self.noted >= finds {
-            return Ok(());
+    /// [`Deny::ExecutionStopped`] if a new find, with the pending parts, has reached the limit. The bytes with that find
+    /// must not be sent, because they would confirm more guesses than the limit allows.
+    pub fn reached(&mut self, count: FindCount) -> Verdict<()> {
+        let Some(execution) = self.execution.clone() else { return Ok(()) };
+        let before = self.noted;
+        while self.noted < count.certain {
+            self.note(&execution);
         }
-        while self.noted < finds {
-            self.noted = self.noted.saturating_add(1);
-            if let Some(execution) = &self.execution {
-                self.finds.note(execution);
+        self.noted_early = self.noted_early.min(count.pending);
+        let left = count.pending.saturating_sub(self.noted_early);
+        self.finds.remove_pending(&execution, self.pending.saturating_sub(left));
+        self.pending = self.pending.min(left);
+        while self.pending.saturating_add(self.noted_early) < count.pending {
+            if self.finds.add_pending(&execution) {
+                self.pending = self.pending.saturating_add(1);
+            } else {
+                self.noted_early = self.noted_early.saturating_add(1);
+                self.note(&execution);
             }
         }
-        self.execution.as_ref().map_or(Ok(()), |execution| self.finds.check(execution))
+        if self.noted > before { self.finds.check_with_pending(&execution) } else { Ok(()) }
+    }
+
+    fn note(&mut self, execution: &ExecutionId) {
+        self.noted = self.noted.saturating_add(1);
+        self.finds.note(execution);
+    }
+}
+
+/// The owner has reported the pending parts as finds, or the rest of the value has followed.
+impl Drop for FindReporter {
+    fn drop(&mut self) {
+        if let Some(execution) = &self.execution {
+            self.finds.remove_pending(execution, self.pending);
+        }
     }
 }
 
@@ -83,7 +114,8 @@ impl Finds {
     pub fn new(max_finds: impl Fn() -> u32 + Send + Sync + 'static) -> Self {
         let (notes, inbox) = mpsc::channel(MAX_EVENTS);
         let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
-        Self { max_finds: Box::new(max_finds), found, noted: Mutex::default(), notes, inbox }
+        let (noted, pending) = (Mutex::default(), Mutex::default());
+        Self { max_finds: Box::new(max_finds), found, noted, pending, notes, inbox }
     }
 
     /// Returns the receiver of events for the journal; `None` on the second call.
@@ -166,11 +198,43 @@ impl Finds {
     /// # Errors
     /// [`Deny::ExecutionStopped`].
     pub fn check(&self, execution: &ExecutionId) -> Verdict<()> {
-        let max_finds = (self.max_finds)();
+        if self.count(execution) >= (self.max_finds)() { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
+    }
+
+    fn count(&self, execution: &ExecutionId) -> u32 {
         let found = self.found.borrow();
         let count = found.get(execution).copied();
-        let count = count.unwrap_or(if found.len() < MAX_EXECUTIONS { 0 } else { u32::MAX });
-        if count >= max_finds { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
+        count.unwrap_or(if found.len() < MAX_EXECUTIONS { 0 } else { u32::MAX })
+    }
+
+    /// As [`Self::check`], where pending parts count too.
+    fn check_with_pending(&self, execution: &ExecutionId) -> Verdict<()> {
+        let pending = self.pending.lock().get(execution).copied().unwrap_or_default();
+        let count = self.count(execution).saturating_add(pending);
+        if count >= (self.max_finds)() { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
+    }
+
+    /// Adds a pending part, unless the finds and the pending parts would reach the limit.
+    fn add_pending(&self, execution: &ExecutionId) -> bool {
+        let mut pending = self.pending.lock();
+        let held = pending.get(execution).copied().unwrap_or_default();
+        let is_below = self.count(execution).saturating_add(held).saturating_add(1) < (self.max_finds)();
+        if is_below {
+            pending.insert(execution.clone(), held.saturating_add(1));
+        }
+        is_below
+    }
+
+    fn remove_pending(&self, execution: &ExecutionId, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let mut pending = self.pending.lock();
+        let Some(held) = pending.get_mut(execution) else { return };
+        *held = held.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+        if *held == 0 {
+            pending.remove(execution);
+        }
     }
 
     /// Subscribes to all changes of the counts.
@@ -216,9 +280,41 @@ mod tests {
         let mut reporter = FindReporter::new(&finds, Some(execution("a")), 0);
         let mut other = FindReporter::new(&finds, Some(execution("a")), 0);
         let stopped = Err(Deny::ExecutionStopped.into());
-        assert_eq!((reporter.reached(1), reporter.reached(1), other.reached(1)), (Ok(()), Ok(()), Ok(())));
-        assert_eq!((reporter.reached(2), reporter.reached(3), other.reached(2)), (stopped, stopped, stopped));
-        assert_eq!(FindReporter::new(&finds, Some(execution("b")), 0).reached(100), stopped);
+        let at = |certain| FindCount { certain, pending: 0 };
+        assert_eq!((reporter.reached(at(1)), reporter.reached(at(1)), other.reached(at(1))), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(
+            (reporter.reached(at(2)), reporter.reached(at(3)), other.reached(at(2))),
+            (stopped, stopped, stopped)
+        );
+        assert_eq!(FindReporter::new(&finds, Some(execution("b")), 0).reached(at(100)), stopped);
+    }
+
+    /// Pending parts in open responses confirm guesses. They count against the limit while they are pending.
+    #[test]
+    fn pending_parts_are_limited_together() {
+        let finds = Arc::new(Finds::new(|| 3));
+        let open = || FindReporter::new(&finds, Some(execution("a")), 0);
+        let pending = |pending| FindCount { certain: 0, pending };
+        // Parts whose rest follows are no finds, however many there are.
+        for _ in 0..10 {
+            let mut reporter = open();
+            assert_eq!((reporter.reached(pending(1)), reporter.reached(pending(0))), (Ok(()), Ok(())));
+        }
+        let mut held: Vec<_> = (0..2).map(|_| open()).collect();
+        assert!(held.iter_mut().all(|reporter| reporter.reached(pending(1)).is_ok()));
+        let stopped = Err(Deny::ExecutionStopped.into());
+        // Each further one is a find, and its bytes are not sent.
+        for n in 1..=3 {
+            let mut reporter = open();
+            assert_eq!(reporter.reached(pending(1)), stopped);
+            assert_eq!(finds.count(&execution("a")), n);
+            // At the end of the response, it is not counted again.
+            let _ = reporter.reached(FindCount { certain: 1, pending: 0 });
+            assert_eq!(finds.count(&execution("a")), n);
+        }
+        assert_eq!(finds.check(&execution("a")), stopped);
+        drop(held);
+        assert!(finds.pending.lock().is_empty());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::progress::TransferCounts;
 use super::sink::{Announce, Sink, SinkError};
 use super::timestamp;
 use crate::files;
-use crate::leak::{Finding, Matcher, ValueOwner};
+use crate::leak::{FindCount, Finding, Matcher, ValueOwner};
 use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
@@ -82,6 +82,8 @@ pub struct Record {
     found: bool,
     /// The number of finds in the response so far.
     finds_in_answer: u64,
+    /// Counts them for the execution. `None` until the first, and once it has been handed over.
+    reporter: Option<FindReporter>,
     /// The limit that was reached.
     limited: Option<ReachedLimit>,
     /// The kind of TLS failure with the origin.
@@ -120,6 +122,7 @@ impl Record {
             peer_network: peer.network(),
             found: false,
             finds_in_answer: 0,
+            reporter: None,
             limited: None,
             tls_failure: None,
             held: Vec::new(),
@@ -370,15 +373,23 @@ impl Record {
     ///
     /// # Errors
     /// As [`FindReporter::reached`].
-    pub fn finds_in_answer(&mut self, finds: u64) -> Verdict<()> {
+    pub fn finds_in_answer(&mut self, finds: FindCount) -> Verdict<()> {
+        if finds == FindCount::default() && self.reporter.is_none() {
+            return Ok(());
+        }
         let mut reporter = self.find_reporter();
-        self.finds_in_answer = self.finds_in_answer.max(finds);
-        reporter.reached(finds)
+        self.finds_in_answer = self.finds_in_answer.max(finds.certain);
+        let reached = reporter.reached(finds);
+        self.reporter = Some(reporter);
+        reached
     }
 
     /// Returns a reporter that counts the finds in the rest of the response.
     #[must_use]
-    pub fn find_reporter(&self) -> FindReporter {
+    pub fn find_reporter(&mut self) -> FindReporter {
+        if let Some(reporter) = self.reporter.take() {
+            return reporter;
+        }
         let execution = self.caller.as_ref().map(|(_, execution)| execution.clone());
         FindReporter::new(&self.finds, execution, self.finds_in_answer)
     }

@@ -49,4 +49,4 @@ pub use encodings::MIN_VALUE;
 pub use holdback::Holdback;
 pub use index::ValueOwner;
 pub use matcher::{Finding, Matcher, Value, password};
-pub use redact::Redactor;
+pub use redact::{FindCount, Redactor};

@@ -332,7 +332,37 @@ impl Redactor {
     /// Returns the number of finds so far. At the end of the response, pending parts are finds too.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
-        self.finds.saturating_add(if is_over { self.pending_parts.len() as u64 } else { 0 })
+        self.find_count(is_over).certain
+    }
+
+    /// As [`Self::finds`], with the number of pending parts.
+    #[must_use]
+    pub fn find_count(&self, is_over: bool) -> FindCount {
+        let pending = self.pending_parts.len() as u64;
+        if is_over {
+            FindCount { certain: self.finds.saturating_add(pending), pending: 0 }
+        } else {
+            FindCount { certain: self.finds, pending }
+        }
+    }
+}
+
+/// The finds in a response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FindCount {
+    /// The number of finds.
+    pub certain: u64,
+    /// The number of overwritten parts of the sent value that are finds unless the rest follows.
+    pub pending: u64,
+}
+
+impl std::ops::Add for FindCount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let (certain, pending) =
+            (self.certain.saturating_add(other.certain), self.pending.saturating_add(other.pending));
+        Self { certain, pending }
     }
 }
 

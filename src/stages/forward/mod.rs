@@ -142,11 +142,15 @@ pub struct Relay {
 
 impl OriginResponse {
     /// Converts the response to a WebSocket handshake into a relay. All other responses remain responses.
-    fn into_received(mut self) -> Received {
-        let Some(origin) = self.switched.take() else { return Received::Response(Box::new(self)) };
+    ///
+    /// # Errors
+    /// As [`Record::finds_in_answer`], for the fields of the handshake.
+    fn into_received(mut self, record: &mut Record) -> Verdict<Received> {
+        let Some(origin) = self.switched.take() else { return Ok(Received::Response(Box::new(self))) };
         let Self { response, lease, limits, started, guard, values, reservation, revocation, .. } = self;
         let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
+        record.finds_in_answer(guarded.finds(false))?;
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         let limit = reservation.scan_limit();
@@ -160,7 +164,7 @@ impl OriginResponse {
             revocation,
             lease: Box::new(lease),
         };
-        Received::Upgrade(Box::new(UpgradedOrigin { response: Response::from_parts(head, ()), relay }))
+        Ok(Received::Upgrade(Box::new(UpgradedOrigin { response: Response::from_parts(head, ()), relay })))
     }
 }
 
@@ -325,7 +329,7 @@ impl Forwarder {
             revocation,
             switched,
         };
-        Ok(received.into_received())
+        received.into_received(record)
     }
 
     async fn send(

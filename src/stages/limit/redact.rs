@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::coding::{DecodeLimits, Decoder, WindowPool};
-use crate::leak::{Matcher, Redactor, ValueOwner};
+use crate::leak::{FindCount, Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
@@ -183,7 +183,7 @@ impl TextRedactor {
     /// # Errors
     /// As [`Record::finds_in_answer`].
     pub fn record(self, record: &mut Record) -> Verdict<()> {
-        let reported = record.finds_in_answer(self.0.finds(true));
+        let reported = record.finds_in_answer(self.0.find_count(true));
         if self.0.count() > 0 {
             record.redacted(self.0.count(), &self.0.found().collect::<Vec<_>>());
         }
@@ -277,8 +277,8 @@ impl RedactedBody {
     }
 
     /// Returns the number of finds. With `is_over`, includes those that count only if the stream ends here.
-    pub(crate) fn finds(&self, is_over: bool) -> u64 {
-        self.guard.as_ref().map_or(0, |guard| guard.redactor.finds(is_over))
+    pub(crate) fn finds(&self, is_over: bool) -> FindCount {
+        self.guard.as_ref().map_or_else(FindCount::default, |guard| guard.redactor.find_count(is_over))
     }
 
     /// Returns the number of redactions and the owners of the redacted values, or `None` without redactions.

@@ -17,7 +17,7 @@ use sha1::{Digest, Sha1};
 pub use super::ws_frames::Broken;
 use super::ws_frames::{FrameReader, Piece};
 pub use crate::leak::Finding;
-use crate::leak::{Holdback, Matcher, Redactor, ValueOwner};
+use crate::leak::{FindCount, Holdback, Matcher, Redactor, ValueOwner};
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 use crate::stages::body_budget::Reservation;
@@ -394,7 +394,7 @@ impl Downward {
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        mut report: impl FnMut(u64) -> Verdict<()>,
+        mut report: impl FnMut(FindCount) -> Verdict<()>,
     ) -> Result<(), RelayError> {
         let redacted = &mut self.redactor;
         self.direction.pass(bytes, out, |piece, out| {
@@ -437,8 +437,8 @@ impl Downward {
 
     /// Returns the number of finds. With `is_over`, includes those that count only if the stream ends here.
     #[must_use]
-    pub fn finds(&self, is_over: bool) -> u64 {
-        self.redactor.as_ref().map_or(0, |redacted| redacted.finds(is_over))
+    pub fn finds(&self, is_over: bool) -> FindCount {
+        self.redactor.as_ref().map_or_else(FindCount::default, |redacted| redacted.finds(is_over))
     }
 
     /// Returns the number of redactions and the owners of the redacted values, or `None` without redactions.
@@ -454,8 +454,8 @@ impl Downward {
 }
 
 impl FrameRedactor {
-    fn finds(&self, is_over: bool) -> u64 {
-        self.messages.finds(is_over).saturating_add(self.controls.finds(is_over))
+    fn finds(&self, is_over: bool) -> FindCount {
+        self.messages.find_count(is_over) + self.controls.find_count(is_over)
     }
 
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> bool {

@@ -8,11 +8,11 @@ use exeat::leak::strength::Strength;
 use exeat::leak::{Matcher, Redactor, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use super::blanks_and_lists::lists;
 use super::origin::Words;
-use super::road::{Ask, Way, unmasked};
+use super::road::{Ask, Way, unmasked, upgrade};
 use super::{Field, Origins, config};
 use crate::lab::{LabBuilder, TIMEOUT};
 
@@ -181,6 +181,60 @@ async fn a_part_at_the_end_of_a_field_or_trailer_of_an_answer_is_overwritten() {
         let trailer = answer.trailers.get("x-last").map(|value| value.to_str().unwrap());
         assert!(trailer.is_none_or(|value| value == mask), "{way:?}: {trailer:?}");
     }
+}
+
+/// Reads until a mask or the end.
+async fn shows_mask(stream: &mut (impl AsyncRead + Unpin)) -> bool {
+    let mut received = Vec::new();
+    let has_mask = |received: &[u8]| received.windows(8).any(|bytes| bytes == b"********");
+    let read = async {
+        while !has_mask(&received)
+            && !received.ends_with(b"}\n")
+            && stream.read_buf(&mut received).await.is_ok_and(|n| n > 0)
+        {}
+    };
+    tokio::time::timeout(TIMEOUT, read).await.expect("a mask or an end");
+    has_mask(&received)
+}
+
+/// The part of a sent value at a pause is no find while the rest may follow. Such parts in open responses confirm guesses
+/// all the same, so only a few are shown together.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_the_sent_value_in_open_responses_confirm_no_more_guesses_than_the_limit() {
+    let field = three_finds(SHORT).await;
+    let part = SHORT.as_bytes()[..SHORT.len() / 2 + 1].to_vec();
+    let words = Words { status: 200, pieces: vec![part], silent: true, ..Words::default() };
+    field.origin(Way::Https).says("part", words);
+    let ask = Ask { fields: vec![("Exeat-Credential".into(), "KEY".into())], ..Ask::default() };
+    let (mut open, mut shown) = (Vec::new(), 0);
+    for _ in 0..8 {
+        let mut stream = field.wire(Way::Https).await;
+        stream.write_all(&[&field.head(Way::Https, "GET", "part", &ask)[..], b"\r\n"].concat()).await.unwrap();
+        shown += usize::from(shows_mask(&mut stream).await);
+        open.push(stream);
+    }
+    assert!(shown < 3, "{shown} masks");
+}
+
+/// The fields of a WebSocket handshake count before it is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_of_a_handshake_confirm_no_more_guesses_than_the_limit() {
+    let field = three_finds(SHORT).await;
+    let fields = vec![("x-echo".to_owned(), SHORT.as_bytes()[..SHORT.len() - 2].to_vec())];
+    let (mut open, mut shown) = (Vec::new(), 0);
+    for _ in 0..6 {
+        field.origin(Way::Https).says("part", Words { fields: fields.clone(), ..Words::default() });
+        let mut stream = field.wire(Way::Https).await;
+        let ask = Ask { fields: upgrade(), ..Ask::default() };
+        stream.write_all(&[&field.head(Way::Https, "GET", "part", &ask)[..], b"\r\n"].concat()).await.unwrap();
+        shown += usize::from(shows_mask(&mut stream).await);
+        open.push(stream);
+    }
+    assert!(shown < 3, "{shown} masks");
+    assert_eq!(
+        field.lab.get(&format!("https://api.test:{}/", field.origins.h1.port)).await.header("exeat-refusal"),
+        Some("execution_stopped")
+    );
 }
 
 /// A part at the end of a path is a find. The log shows neither the part nor its encodings.

@@ -119,18 +119,23 @@ impl Recorder {
             let upgrade = hyper::upgrade::on(&mut request);
             let origin = self.clone();
             let key = key.clone();
+            let said = words.clone();
             self.live.fetch_add(1, Ordering::SeqCst);
             tokio::spawn(async move {
                 if let Ok(stream) = upgrade.await {
-                    origin.switched(TokioIo::new(stream), &key, words).await;
+                    origin.switched(TokioIo::new(stream), &key, said).await;
                 }
                 origin.live.fetch_sub(1, Ordering::SeqCst);
             });
-            let response = Response::builder()
+            let fields = words.as_ref().map(|words| words.fields.clone()).unwrap_or_default();
+            let mut response = Response::builder()
                 .status(101)
                 .header("connection", "upgrade")
                 .header("upgrade", "websocket")
                 .header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+            for (name, value) in fields {
+                response = response.header(name, value);
+            }
             return Ok(response.body(full(Vec::new())).unwrap());
         }
         let mut body = request.into_body();
