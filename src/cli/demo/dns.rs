@@ -9,7 +9,10 @@ use hickory_resolver::proto::op::{Message, MessageType, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA};
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::net::UdpSocket;
+use tokio::net::{TcpListener, UdpSocket};
+
+/// The number of ports that are tried.
+const MAX_TRIES: usize = 16;
 
 /// A running DNS server on a free loopback port. It ends with the runtime.
 #[derive(Clone)]
@@ -25,16 +28,33 @@ struct Script {
     queries: Vec<(String, RecordType)>,
 }
 
+/// Binds a UDP port and reserves the TCP port of the same number. The proxy refuses the address of its DNS server as a
+/// destination, so no origin may get that port.
+async fn bind() -> io::Result<(TcpListener, UdpSocket)> {
+    for _ in 0..MAX_TRIES {
+        let reserved = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        match UdpSocket::bind(reserved.local_addr()?).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return Ok((reserved, bound?)),
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
 impl ScriptedDns {
     /// Starts a server without names.
     ///
     /// # Errors
     /// If no socket can be bound.
     pub async fn start() -> io::Result<Self> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let (reserved, socket) = bind().await?;
         let address = socket.local_addr()?;
         let dns = Self { address, script: Arc::default() };
-        tokio::spawn(dns.clone().run(socket));
+        let running = dns.clone();
+        tokio::spawn(async move {
+            let _reserved = reserved;
+            running.run(socket).await;
+        });
         Ok(dns)
     }
 
