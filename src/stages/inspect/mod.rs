@@ -135,7 +135,11 @@ fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> 
         return Err(record.leak(&found, "the method"));
     }
     for path in [Some(grant.path()), parts.uri.path_and_query()].into_iter().flatten() {
-        if let Some(found) = values.find(path.as_str().as_bytes()) {
+        // The path has an end of its own, before the query.
+        let alone = path.query().map(|_| path.path());
+        if let Some(found) =
+            [Some(path.as_str()), alone].into_iter().flatten().find_map(|text| values.find(text.as_bytes()))
+        {
             return Err(record.leak(&found, "the path or query"));
         }
     }

@@ -244,8 +244,9 @@ async fn a_part_at_the_end_of_a_path_is_not_in_the_log() {
     let part = &SHORT[..SHORT.len() - 1];
     let percent: String = part.bytes().map(|byte| format!("%{byte:02x}")).collect();
     let base64 = base64::Engine::encode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, &part[..21]);
-    for (n, written) in [part, &percent, &base64].into_iter().enumerate() {
-        let url = format!("https://api.test:{}/s/{written}", field.origins.h1.port);
+    let cases = [(part, ""), (percent.as_str(), ""), (base64.as_str(), ""), (part, "?"), (percent.as_str(), "?x=1")];
+    for (n, (written, query)) in cases.into_iter().enumerate() {
+        let url = format!("https://api.test:{}/s/{written}{query}", field.origins.h1.port);
         assert_eq!(field.lab.get(&url).await.header("exeat-refusal"), Some("leak_detected"), "{written}");
         let line = field.lab.ended(n).await;
         assert_eq!(
