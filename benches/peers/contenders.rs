@@ -131,9 +131,13 @@ impl Contender {
         all.map(|folder| folder.join(name)).find(|program| program.is_file())
     }
 
-    /// Returns the name to give in a CONNECT: tinyproxy resolves with the system's resolver only.
+    /// Returns the name to give in a CONNECT: some resolve with the system's resolver only.
     pub(crate) fn connect_host(self, host: &str) -> &str {
-        if self == Self::Tinyproxy { "127.0.0.1" } else { host }
+        match self {
+            Self::Tinyproxy => "127.0.0.1",
+            Self::Mitmproxy => "localhost",
+            _ => host,
+        }
     }
 
     /// Starts the proxy on the first core, with a directory of its own.
@@ -263,8 +267,9 @@ fn squid(lab: &Lab, dir: &Path, port: u16, program: &Path) -> Command {
     let helper = "/usr/lib/squid/security_file_certgen";
     let database = dir.join("certificates");
     let mut made = Command::new(helper);
-    made.args(["-c", "-M", "16MB", "-s"]).arg(&database).stdout(Stdio::null()).stderr(Stdio::null());
-    made.status().expect("squid-openssl has a certificate helper");
+    made.args(["-c", "-s"]).arg(&database).args(["-M", "16MB"]).stdout(Stdio::null());
+    let status = made.status().expect("squid-openssl has a certificate helper");
+    assert!(status.success(), "the certificate database cannot be created");
     for entry in [&database, &database.join("certs"), &database.join("index.txt"), &database.join("size")] {
         let _ = fs::set_permissions(entry, fs::Permissions::from_mode(0o777));
     }
@@ -303,9 +308,10 @@ fn mitmproxy(lab: &Lab, dir: &Path, port: u16, program: &Path) -> Command {
         "from mitmproxy import http\n\
          class Policy:\n\
          \x20   def server_connect(self, data):\n\
-         \x20       data.server.address = (\"127.0.0.1\", data.server.address[1])\n\
+         \x20       if data.server.address[0].startswith(\"new\"):\n\
+         \x20           data.server.address = (\"127.0.0.1\", data.server.address[1])\n\
          \x20   def http_connect(self, flow):\n\
-         \x20       if not flow.request.host.endswith((\".bench.test\", \".opaque.test\")):\n\
+         \x20       if not flow.request.host.endswith((\"localhost\", \".bench.test\")):\n\
          \x20           flow.response = http.Response.make(403)\n\
          \x20   def requestheaders(self, flow):\n\
          \x20       if flow.request.path == \"/auth\":\n\

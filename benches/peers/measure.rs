@@ -42,9 +42,10 @@ pub(crate) fn now_ns() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Returns a quantile of the values, or 0 if there are none.
+/// Returns a quantile of the values, interpolated between neighbours, or 0 if there are none.
 pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
-    let at = ((values.len().saturating_sub(1)) as f64 * share).round() as usize;
-    values.get(at).copied().unwrap_or_default()
+    let at = values.len().saturating_sub(1) as f64 * share;
+    let value = |at: f64| values.get(at as usize).copied().unwrap_or_default();
+    value(at.floor()) + (value(at.ceil()) - value(at.floor())) * at.fract()
 }

@@ -327,7 +327,8 @@ impl Stage<'_> {
                 loop {
                     let host = host(n);
                     let start = Instant::now();
-                    let mut client = self.open_tls(&host, &host, false).await?;
+                    let known = if host == INSPECTED { self.proxy.contender.connect_host(&host) } else { &host };
+                    let mut client = self.open_tls(known, &host, false).await?;
                     let head = format!("GET /text/1024 HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
                     client.exchange(head.as_bytes(), &expected, 1_024).await?;
                     progress.done(1, start);
@@ -340,7 +341,8 @@ impl Stage<'_> {
     async fn http2(&self, duration: Duration) -> Result<Sample, Failure> {
         let config = pki::client_config(self.lab.dir.path(), "ca", &["h2"], false);
         let port = self.lab.origin_port;
-        let tls = client::tls(self.proxy.port, (INSPECTED, port), INSPECTED, &config).await?.stream;
+        let host = self.proxy.contender.connect_host(INSPECTED);
+        let tls = client::tls(self.proxy.port, (host, port), INSPECTED, &config).await?.stream;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Err("HTTP/2 is not offered".to_owned());
         }
