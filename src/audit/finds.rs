@@ -50,6 +50,15 @@ pub enum FindEvent {
     Settled(oneshot::Sender<()>),
 }
 
+/// A find that was recorded.
+pub(super) struct NotedFind {
+    /// The number of finds recorded for the execution, including those after it was stopped.
+    pub(super) number: u32,
+    /// Earlier finds have already stopped the execution. Requests that are sent at once can each have a find; to the
+    /// sandbox, those over the limit must look like any other request of a stopped execution.
+    pub(super) is_over_limit: bool,
+}
+
 /// Counts the finds in one response for the execution that receives it.
 pub struct FindReporter {
     finds: Arc<Finds>,
@@ -124,20 +133,25 @@ impl Finds {
         self.inbox.lock().take()
     }
 
-    /// Records a find, and returns the number recorded, including those after the execution was stopped.
-    pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
-        self.change(execution, |count| if count < STOPPED_LOCALLY { count.saturating_add(1) } else { count });
+    /// Records a find.
+    pub(super) fn note(&self, execution: &ExecutionId) -> NotedFind {
+        let mut count = STOPPED;
+        self.change(execution, |before| {
+            count = if before < STOPPED_LOCALLY { before.saturating_add(1) } else { before };
+            count
+        });
         if self.notes.try_send(FindEvent::Find(execution.clone())).is_err() {
             // A find that cannot be written to the journal would be lost in a restart, so the execution is stopped.
             self.change(execution, |_| STOPPED_LOCALLY);
         }
         let mut noted = self.noted.lock();
+        let is_over_limit = count > (self.max_finds)();
         if noted.len() >= MAX_EXECUTIONS && !noted.contains_key(execution) {
-            return u32::MAX;
+            return NotedFind { number: u32::MAX, is_over_limit };
         }
         let noted = noted.entry(execution.clone()).or_default();
         *noted = noted.saturating_add(1);
-        *noted
+        NotedFind { number: *noted, is_over_limit }
     }
 
     /// Stops an execution, which ends its requests in flight.
@@ -180,7 +194,7 @@ impl Finds {
         let _ = timeout(SETTLE_TIMEOUT, settled).await;
     }
 
-    fn change(&self, execution: &ExecutionId, to: impl Fn(u32) -> u32) {
+    fn change(&self, execution: &ExecutionId, mut to: impl FnMut(u32) -> u32) {
         self.found.send_if_modified(|found| {
             let has_room = found.len() < MAX_EXECUTIONS;
             match found.get_mut(execution) {

@@ -80,6 +80,8 @@ pub struct Record {
     peer_network: PeerNetwork,
     /// Whether a credential was found in outbound data.
     found: bool,
+    /// Other finds had stopped the execution before that one was counted.
+    is_over_limit: bool,
     /// The number of finds in the response so far.
     finds_in_answer: u64,
     /// Counts them for the execution. `None` until the first, and once it has been handed over.
@@ -121,6 +123,7 @@ impl Record {
             caller: None,
             peer_network: peer.network(),
             found: false,
+            is_over_limit: false,
             finds_in_answer: 0,
             reporter: None,
             limited: None,
@@ -506,12 +509,22 @@ impl Record {
         }
     }
 
+    /// Returns the refusal that the caller is shown. A find over the limit is not shown as such, because it would confirm
+    /// one more guess than the limit allows. Its line in the log is that of a find.
+    #[must_use]
+    pub fn shown(&self, refusal: Refusal) -> Refusal {
+        let is_hidden = self.is_over_limit && refusal == Deny::LeakDetected.into();
+        if is_hidden { Deny::ExecutionStopped.into() } else { refusal }
+    }
+
     fn note_find(&mut self) {
         if std::mem::replace(&mut self.found, true) {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            self.always_written |= self.finds.note(execution) <= MAX_FIND_LINES;
+            let noted = self.finds.note(execution);
+            self.always_written |= noted.number <= MAX_FIND_LINES;
+            self.is_over_limit = noted.is_over_limit;
         }
     }
 

@@ -231,13 +231,14 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let hidden = task.map(|task| if is_leak { task.values() } else { task.own() });
     let method = hidden.and_then(|values| record.method_without(values));
     let host = task.and_then(|task| record.host_without(task.own()));
-    let credential = record.about().map(CredentialName::as_str);
+    let shown = record.shown(refusal);
+    let credential = record.about().filter(|_| shown == refusal).map(CredentialName::as_str);
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
     let (reached, exchange_limit) = (record.limit(), record.transfer_counts().limit_of(refusal));
     let tls = record.tls_failure().filter(|_| refusal == Fail::TlsFailed.into());
     render(
-        refusal,
+        shown,
         record.id(),
         RefusalDetails { url, method, host, approved, credential, approval, reached, exchange_limit, tls },
     )

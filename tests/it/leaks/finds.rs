@@ -181,6 +181,41 @@ async fn a_reload_keeps_the_count_of_finds() {
     assert_eq!(other_task_get(&lab, &url).await, 200);
 }
 
+/// Of requests whose last bytes are sent at once, as many are refused as leaks as the limit allows. The others learn only
+/// that the execution is stopped.
+#[tokio::test]
+async fn simultaneous_finds_over_the_limit_look_like_a_stopped_execution() {
+    const REQUESTS: usize = 60;
+    let (lab, origin) = lab("[leak]\nmax_finds = 3").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let (most, last) = KEY.split_at(KEY.len() - 1);
+    let mut clients = Vec::new();
+    for _ in 0..REQUESTS {
+        let mut client = lab.connect().await;
+        let head = format!(
+            "POST {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {}\r\nContent-Length: {}\r\n\r\n{most}",
+            origin.port(),
+            auth(),
+            KEY.len()
+        );
+        client.write_all(head.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    for client in &mut clients {
+        client.write_all(last.as_bytes()).await.unwrap();
+    }
+    let mut codes = std::collections::BTreeMap::<&str, usize>::new();
+    for mut client in clients {
+        let mut head = [0; 512];
+        client.read_exact(&mut head).await.unwrap();
+        let head = String::from_utf8_lossy(&head);
+        let code = ["leak_detected", "execution_stopped"].into_iter().find(|code| head.contains(code));
+        *codes.entry(code.unwrap_or("another")).or_default() += 1;
+    }
+    let want = [("execution_stopped", REQUESTS - 3), ("leak_detected", 3)];
+    assert_eq!(codes, want.into());
+}
+
 /// The limit is three unless the configuration sets another.
 #[tokio::test]
 async fn the_default_limit_is_three_finds() {
