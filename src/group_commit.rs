@@ -2,15 +2,21 @@
 //!
 //! A write to the page cache takes a few microseconds, less than it takes to wake a thread and to be woken by it. So a
 //! caller that adds an entry writes all entries that wait, and callers that come meanwhile leave theirs to it. A thread
-//! of the queue's own takes over while writes are slow, so that a stalled disk blocks at most one caller, once.
+//! of the queue's own takes over while writes are slow.
+//!
+//! A disk may stall in the middle of a write, which then blocks a thread of the runtime. If that thread was the last one
+//! awake, no other polls sockets and timers: the runtime wakes a further thread for tasks only. So the queue's thread
+//! watches the writes of callers, and wakes the runtime if one stalls. At least one thread of the runtime never writes.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tokio::runtime::Handle;
 
 /// The maximum number of entries in one group.
 const MAX_GROUP: usize = 1_024;
@@ -20,6 +26,12 @@ const MAX_INLINE_GROUPS: usize = 4;
 const SLOW: Duration = Duration::from_millis(20);
 /// How long the thread writes alone after a slow write.
 const SLOW_PERIOD: Duration = Duration::from_secs(1);
+
+/// How often the thread looks whether a caller's write has stalled.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The number of callers that are writing, in all queues of the process.
+static WRITING_CALLERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Writes groups of entries.
 pub(crate) trait GroupWriter: Send + 'static {
@@ -62,13 +74,17 @@ struct Shared<W: GroupWriter> {
     /// Notified when the thread has something to do.
     called: Condvar,
     writer: Mutex<W>,
+    /// The runtime of the callers.
+    runtime: Option<Handle>,
 }
 
 struct Queue<T> {
     entries: VecDeque<T>,
     is_called: bool,
-    /// The thread is awake, or wakes when the work of the writer is due.
-    is_timed: bool,
+    /// The thread is awake, or wakes within [`WATCH_INTERVAL`].
+    is_watched: bool,
+    /// A caller has begun to write since the thread last looked.
+    has_caller_written: bool,
     /// No entry can be added.
     is_closed: bool,
     /// Until then, only the thread writes.
@@ -93,9 +109,20 @@ impl<W: GroupWriter> GroupCommit<W> {
     /// # Errors
     /// If the thread cannot be started.
     pub(crate) fn start(name: &str, writer: W) -> io::Result<Self> {
-        let queue =
-            Queue { entries: VecDeque::new(), is_called: false, is_timed: true, is_closed: false, slow_until: None };
-        let shared = Arc::new(Shared { queue: Mutex::new(queue), called: Condvar::new(), writer: Mutex::new(writer) });
+        let queue = Queue {
+            entries: VecDeque::new(),
+            is_called: false,
+            is_watched: true,
+            has_caller_written: false,
+            is_closed: false,
+            slow_until: None,
+        };
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(queue),
+            called: Condvar::new(),
+            writer: Mutex::new(writer),
+            runtime: Handle::try_current().ok(),
+        });
         let running = shared.clone();
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             // If the thread panics, further entries are refused.
@@ -171,23 +198,28 @@ impl<W: GroupWriter> Shared<W> {
         for _ in 0..MAX_INLINE_GROUPS {
             // Whoever holds the lock looks for further entries after releasing it.
             let Some(mut writer) = self.writer.try_lock() else { return };
+            let Some(_writing) = WritingCaller::enter(self.runtime.as_ref()) else { break };
             let group = {
                 let mut queue = self.queue.lock();
-                if queue.is_slow() || !writer.is_quick() { Vec::new() } else { queue.take_group() }
+                if queue.is_slow() || !writer.is_quick() {
+                    Vec::new()
+                } else {
+                    queue.has_caller_written = true;
+                    if !std::mem::replace(&mut queue.is_watched, true) {
+                        queue.is_called = true;
+                        self.called.notify_one();
+                    }
+                    queue.take_group()
+                }
             };
             if group.is_empty() {
                 break;
             }
             let start = Instant::now();
             writer.write(group, false);
-            let due = writer.due();
             drop(writer);
             let mut queue = self.queue.lock();
             queue.note_duration(start.elapsed());
-            if due.is_some() && !queue.is_timed {
-                queue.is_called = true;
-                self.called.notify_one();
-            }
             if queue.entries.is_empty() {
                 return;
             }
@@ -195,6 +227,19 @@ impl<W: GroupWriter> Shared<W> {
         let queue = self.queue.lock();
         if !queue.entries.is_empty() {
             self.call_with(queue);
+        }
+    }
+
+    /// Waits until no caller writes. Wakes the runtime while one stalls.
+    fn lock_writer(&self) -> MutexGuard<'_, W> {
+        loop {
+            if let Some(writer) = self.writer.try_lock_for(WATCH_INTERVAL) {
+                return writer;
+            }
+            if let Some(runtime) = &self.runtime {
+                // A thread that is woken for a task polls sockets and timers afterwards.
+                runtime.spawn(async {});
+            }
         }
     }
 
@@ -219,7 +264,7 @@ impl<W: GroupWriter> Shared<W> {
     fn run(&self) {
         loop {
             let due = {
-                let mut writer = self.writer.lock();
+                let mut writer = self.lock_writer();
                 loop {
                     let group = self.queue.lock().take_group();
                     if group.is_empty() {
@@ -241,20 +286,40 @@ impl<W: GroupWriter> Shared<W> {
             if queue.is_closed {
                 break;
             }
-            queue.is_timed = due.is_some();
+            queue.is_watched = std::mem::take(&mut queue.has_caller_written);
+            let next_look = queue.is_watched.then(|| Instant::now().checked_add(WATCH_INTERVAL)).flatten();
+            let next = due.into_iter().chain(next_look).min();
             while !queue.is_called {
-                match due {
+                match next {
                     None => self.called.wait(&mut queue),
-                    Some(due) => {
-                        if self.called.wait_until(&mut queue, due).timed_out() {
+                    Some(next) => {
+                        if self.called.wait_until(&mut queue, next).timed_out() {
                             break;
                         }
                     }
                 }
             }
-            (queue.is_called, queue.is_timed) = (false, true);
+            (queue.is_called, queue.is_watched) = (false, true);
         }
         self.writer.lock().end();
+    }
+}
+
+/// A caller that is writing.
+struct WritingCaller;
+
+impl WritingCaller {
+    /// Returns `None` if so many callers are writing that no thread of the runtime might remain.
+    fn enter(runtime: Option<&Handle>) -> Option<Self> {
+        let max = runtime.map_or(usize::MAX, |runtime| runtime.metrics().num_workers().saturating_sub(1));
+        let is_free = |writing: usize| (writing < max).then(|| writing.saturating_add(1));
+        WRITING_CALLERS.try_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_ok().then_some(Self)
+    }
+}
+
+impl Drop for WritingCaller {
+    fn drop(&mut self) {
+        WRITING_CALLERS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -372,5 +437,34 @@ mod tests {
         commit.close();
         let numbers: Vec<usize> = written.lock().iter().map(|(n, _)| *n).collect();
         assert_eq!(numbers, (0..2_000).collect::<Vec<_>>());
+    }
+
+    /// Other tasks, sockets and timers go on while a caller's write stalls, on a runtime with two threads, even if two
+    /// queues are written.
+    #[test]
+    fn a_stalled_write_stops_no_other_task() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let queues: Vec<_> = (0..2).map(|_| recorder()).collect();
+            for (_, _, _, takes, _) in &queues {
+                takes.store(3_000, Ordering::SeqCst);
+            }
+            let started = Instant::now();
+            for (commit, ..) in queues {
+                tokio::spawn(async move {
+                    let (done, _) = mpsc::channel();
+                    assert!(commit.add((0, done)).is_ok());
+                    commit.commit();
+                });
+            }
+            let ticks = tokio::spawn(async {
+                for _ in 0..20 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            });
+            ticks.await.unwrap();
+            assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        });
+        runtime.shutdown_background();
     }
 }

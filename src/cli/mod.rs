@@ -182,6 +182,16 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// Creates the runtime of a daemon. It has at least two threads, so that one remains for sockets and timers while the
+/// other waits for a write to the disk.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if std::thread::available_parallelism().is_ok_and(|threads| threads.get() == 1) {
+        builder.worker_threads(2);
+    }
+    builder.enable_all().build()
+}
+
 /// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {

@@ -106,7 +106,7 @@ fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
         paths::report_problems(config, &problems);
         Exit::Usage
     })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(io_failed)?;
+    let runtime = super::runtime().map_err(io_failed)?;
     let log = prepared.config.settings.audit.path.clone();
     let status = runtime.block_on(run_command(prepared, args, state.path(), &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {

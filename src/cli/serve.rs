@@ -41,7 +41,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     } else {
         harden::confine(&loaded.settings, config);
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match super::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };

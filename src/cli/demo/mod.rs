@@ -45,7 +45,7 @@ struct Demo {
 
 pub(super) fn run() -> Exit {
     terminal::log("off");
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match super::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
