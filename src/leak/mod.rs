@@ -12,7 +12,8 @@
 //!    in responses.
 //! 2. `scanner` scans a stream as it arrives, regardless of how it is cut: its bytes (`stream`), embedded base64 and
 //!    lists of numbers.
-//! 3. `views` searches the bytes in several views, because recipients decode escapes differently.
+//! 3. `views` searches the bytes in several views, because recipients decode escapes differently. `precheck` excludes
+//!    most texts first.
 //! 4. In each view, `prefilter` finds candidates and `automaton` verifies them.
 //!
 //! Terms: a *value* is a secret. Its *owner* is a credential, the token or a family, and is a number in the index. A *form* is one encoding of a value. A
@@ -27,6 +28,7 @@ mod automaton;
 mod delay_queue;
 mod embedded;
 mod encodings;
+mod excerpt;
 pub mod families;
 mod fold;
 mod holdback;
@@ -35,9 +37,11 @@ mod mask;
 mod matcher;
 mod matches;
 mod number_lists;
+mod precheck;
 mod prefilter;
 mod redact;
 mod scanner;
+mod separators;
 mod stream;
 pub mod strength;
 mod unescape;

@@ -2,6 +2,7 @@
 
 use super::index::Index;
 use super::matches::{Match, Matches};
+use super::precheck::{Precheck, Scratch};
 use super::unescape::{EscapeFamilies, MAX_ESCAPE};
 use super::views::ViewTree;
 
@@ -10,9 +11,16 @@ const BLOCK: usize = 4096;
 /// The number of bytes that are searched at a time while views differ. Small blocks let the views converge early.
 const SHORT_BLOCK: usize = 512;
 
+/// Fewer bytes than this are searched in the views at once, because a check would take longer.
+const MIN_PRECHECK: usize = 256;
+
 /// The state of the scan of one stream.
 #[derive(Clone, Default)]
 pub(super) struct ScanStream {
+    /// Excludes values quickly. Its pending bytes are those of the stream that have not been searched.
+    precheck: Precheck,
+    /// The bytes are prechecked. Otherwise they are searched in the views.
+    is_prechecked: bool,
     views: ViewTree,
     /// The number of bytes fed so far.
     position: u64,
@@ -24,7 +32,8 @@ impl ScanStream {
     /// Resets to the start of another stream and keeps the allocated memory.
     pub(super) fn clear(&mut self) {
         self.views.clear();
-        (self.position, self.is_flushed) = (0, false);
+        self.precheck.resume(&[], 0);
+        (self.is_prechecked, self.position, self.is_flushed) = (false, 0, false);
     }
 
     /// Returns the number of bytes fed so far.
@@ -35,17 +44,58 @@ impl ScanStream {
     /// Searches the next bytes and adds the matches that end in them, in order.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let before = matches.complete.len();
-        for block in text.chunks(BLOCK) {
-            let mut rest = block;
-            while !rest.is_empty() {
-                let (piece, rest_of_text) = rest.split_at(self.next_len(rest));
-                self.views.feed(index, piece, self.position, matches);
-                self.position = self.position.saturating_add(piece.len() as u64);
-                rest = rest_of_text;
+        let mut scratch = Scratch::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            if !self.is_prechecked && rest.len() >= MIN_PRECHECK {
+                self.precheck_from_here();
             }
+            let block = rest.get(..BLOCK).unwrap_or(rest);
+            let length = if self.is_prechecked { block.len() } else { self.next_len(block) };
+            let (piece, rest_of_text) = rest.split_at(length);
+            if !self.is_prechecked {
+                self.search(index, piece, matches);
+            } else if self.precheck.feed(index, piece, &mut scratch, matches) {
+                self.position = self.position.saturating_add(piece.len() as u64);
+            } else {
+                self.search_pending(index, matches);
+            }
+            rest = rest_of_text;
         }
         self.is_flushed &= text.is_empty();
         sort_from(&mut matches.complete, before);
+    }
+
+    /// Searches the next bytes in all views.
+    fn search(&mut self, index: &Index, piece: &[u8], matches: &mut Matches) {
+        self.views.feed(index, piece, self.position, matches);
+        self.position = self.position.saturating_add(piece.len() as u64);
+    }
+
+    /// Searches the bytes that the precheck has not excluded in the views, and the following ones too.
+    fn search_pending(&mut self, index: &Index, matches: &mut Matches) {
+        if !std::mem::take(&mut self.is_prechecked) {
+            return;
+        }
+        let precheck = std::mem::take(&mut self.precheck);
+        let (mut rest, from) = precheck.pending();
+        self.views.clear();
+        self.position = from;
+        while !rest.is_empty() {
+            let block = rest.get(..BLOCK).unwrap_or(rest);
+            let (piece, rest_of_text) = rest.split_at(self.next_len(block));
+            self.search(index, piece, matches);
+            rest = rest_of_text;
+        }
+        self.precheck = precheck;
+    }
+
+    /// Lets the precheck continue if all views are equal and no pattern has started.
+    fn precheck_from_here(&mut self) {
+        if let Some((text, from)) = self.views.pending_text() {
+            self.precheck.resume(text, from.unwrap_or(self.position));
+            self.is_prechecked = true;
+        }
     }
 
     /// Returns the number of bytes to search next: up to shortly before the next escape, so that derived views only
@@ -63,6 +113,7 @@ impl ScanStream {
 
     fn flush(&mut self, index: &Index, matches: &mut Matches) {
         if !std::mem::replace(&mut self.is_flushed, true) {
+            self.search_pending(index, matches);
             self.views.flush(index, matches);
         }
     }
@@ -70,6 +121,7 @@ impl ScanStream {
     /// Ends the stream.
     pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
         let before = matches.complete.len();
+        self.search_pending(index, matches);
         self.views.end(index, matches);
         sort_from(&mut matches.complete, before);
     }
@@ -83,13 +135,21 @@ impl ScanStream {
     /// than any lag. Searching it at once takes longer where a guess is right, so that is done only at a pause, or if
     /// the lag has passed.
     pub(super) fn first_unsearched(&self) -> Option<u64> {
-        self.views.first_unsearched()
+        if !self.is_prechecked {
+            return self.views.first_unsearched();
+        }
+        let (pending, from) = self.precheck.pending();
+        (!pending.is_empty()).then_some(from)
     }
 
     /// As [`Self::partials`]. The unsearched rest is included only if `is_all` is set.
     pub(super) fn partials_with(&mut self, index: &Index, before: u64, with_unsearched: bool) -> Vec<(u64, u32)> {
         if with_unsearched {
             self.flush(index, &mut Matches::default());
+        }
+        if self.is_prechecked {
+            // No pattern has started before the pending bytes.
+            return Vec::new();
         }
         let mut partials = self.views.partials(index, before);
         // Only an incomplete code point is still unsearched after a flush.
@@ -326,6 +386,10 @@ mod tests {
                 5 => vec![b'\\', b'n', *byte],
                 9 => [&[0xe2, 0x80, 0x8b], &[*byte][..]].concat(),
                 10 => [&b"\\u200B"[..], &[*byte]].concat(),
+                13 => format!("%26#{byte};").into_bytes(),
+                14 => format!("&%23x{byte:x};").into_bytes(),
+                15 => format!("\\x26#{byte};").into_bytes(),
+                16 => format!("%5C{byte:x} ").into_bytes(),
                 11 => [&b"%c2%AD"[..], &[*byte], &[0xf3, 0xa0, 0x80, 0x81]].concat(),
                 _ => vec![*byte],
             };
@@ -335,7 +399,7 @@ mod tests {
             form.clone(),
             (form.clone(), any::<prop::sample::Index>()).prop_map(|(form, at)| form[..at.index(form.len())].to_vec()),
             (form.clone(), any::<prop::sample::Index>()).prop_map(|(form, at)| form[at.index(form.len())..].to_vec()),
-            (form, proptest::collection::vec(0_u8..13, 1..40)).prop_map(move |(form, how)| escaped(form, how)),
+            (form, proptest::collection::vec(0_u8..17, 1..40)).prop_map(move |(form, how)| escaped(form, how)),
             proptest::collection::vec(any::<u8>(), 0..40),
             "[\u{200b}\u{ad}\u{e2}\u{feff}\n a]{0,20}".prop_map(String::into_bytes),
             "[%\\\\&u#;x0-9a-f{}\n]{0,20}".prop_map(String::into_bytes),
@@ -425,6 +489,129 @@ mod tests {
             let pieces: Vec<_> = at.windows(2).map(|w| &text[w[0]..w[1]]).collect();
             let found = found(&matcher, &pieces);
             prop_assert!(agree(&found, &want), "{:?} {:?}", found, want);
+        }
+    }
+
+    /// Searches every byte in the views, without the precheck.
+    fn found_in_views(matcher: &Matcher, text: &[u8]) -> Ends {
+        let (mut scan, mut matches) = (ScanStream::default(), Matches::default());
+        for piece in text.chunks(MIN_PRECHECK - 1) {
+            scan.feed(&matcher.index, piece, &mut matches);
+            assert!(!scan.is_prechecked);
+        }
+        scan.end(&matcher.index, &mut matches);
+        matches.complete.iter().map(|matched| (matched.to, matched.from)).collect()
+    }
+
+    /// The ways to escape a byte once or twice, and to put skipped bytes next to it.
+    const STYLES: [fn(u8) -> String; 26] = [
+        |byte| format!("%{byte:02x}"),
+        |byte| format!("%25{byte:02X}"),
+        |byte| format!("%u{byte:04x}"),
+        |byte| format!("\\u{byte:04x}"),
+        |byte| format!("\\x{byte:02x}"),
+        |byte| format!("\\u{{{byte:x}}}"),
+        |byte| format!("\\U{byte:08x}"),
+        |byte| format!("\\{byte:x} "),
+        |byte| format!("&#{byte};"),
+        |byte| format!("&#x{byte:x};"),
+        |byte| format!("&#{byte:09};"),
+        |byte| format!("%26#{byte};"),
+        |byte| format!("%26%23{byte}%3b"),
+        |byte| format!("&%23x{byte:x};"),
+        |byte| format!("&#37;{byte:02x}"),
+        |byte| format!("&#x5c;x{byte:02x}"),
+        |byte| format!("&amp;#{byte};"),
+        |byte| format!("\\x26#{byte};"),
+        |byte| format!("\\u0025{byte:02x}"),
+        |byte| format!("\\\\u{byte:04x}"),
+        |byte| format!("\\\\x{byte:02x}"),
+        |byte| format!("%5C{byte:x} "),
+        |byte| format!("\n    {}", char::from(byte)),
+        |byte| format!("\\n    {}", char::from(byte)),
+        |byte| format!("\u{200b}{}", char::from(byte)),
+        |byte| format!("%E2%80%8B{}", char::from(byte)),
+    ];
+
+    /// The precheck finds a value whose bytes are all escaped in one way, or some of them, behind and before any text.
+    #[test]
+    fn precheck_excludes_no_escaped_value() {
+        let fillers = [
+            "word ".repeat(300),
+            "\"quoted\", (".repeat(100),
+            "\\\"a\\n\\tb\\\"".repeat(80),
+            "x &amp; y %20 &b, &c; ".repeat(60),
+            "    let one = two;\n".repeat(60),
+            "\u{e9}\u{200b}\u{fe0f}\u{4e2d}".repeat(200),
+        ];
+        let mut hidden = 0;
+        for value in [&b"ghp_0123456789abcdefghij"[..], b"k7Qz2mXv9LpW4sVt", b"it's (odd), [very] <odd>"] {
+            let matcher = Matcher::new([(ValueOwner::Token, value)].into_iter());
+            for (style, escape) in STYLES.iter().enumerate() {
+                for pattern in 0..4 {
+                    let is_escaped = |at: usize| [true, at % 2 == 1, at == 5, at + 2 > value.len()][pattern];
+                    let each = value.iter().enumerate();
+                    let text: String = each
+                        .map(|(at, byte)| if is_escaped(at) { escape(*byte) } else { char::from(*byte).to_string() })
+                        .collect();
+                    // Some styles hide the value itself: a blank after a line break is indentation.
+                    if found_in_views(&matcher, format!("\"{text}\"").as_bytes()).is_empty() {
+                        hidden += 1;
+                        continue;
+                    }
+                    for filler in &fillers {
+                        let text = format!("{filler}\"{text}\"{filler}");
+                        for size in [text.len(), 300, 1000] {
+                            let pieces: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
+                            assert!(!found(&matcher, &pieces).is_empty(), "style {style}, {size}: {text}");
+                        }
+                    }
+                }
+            }
+        }
+        // A blank after a line break is indentation.
+        assert_eq!(hidden, 4);
+    }
+
+    /// A stretch of ordinary text, with few or many escapes, that is long enough for the precheck.
+    fn filler() -> impl Strategy<Value = Vec<u8>> {
+        let unit = prop::sample::select(vec![
+            &b"plain text without an escape. "[..],
+            b"{\"role\": \"user\", \"content\": \"a line\\n\\tand \\\"quoted\\\"\"},\n    ",
+            b"a=1%202&b=%7B%22c%22%3A1%7D&amp;d=",
+            b"<p class=\"x\">1 &lt; 2 &amp;&amp; 3</p>\r\n\t\t  ",
+            b"%5cu0041\\u0025\\x41&#37;41&#x5c;n",
+            b"%",
+            b"\\",
+            b"&#x",
+            b"\\\\\\\\",
+            b"\xff\x00\x80\xe2\x80\x8b\xc2\xad%ff&shy;\xe2",
+            b"p4s/w0r ghp_0123456789abcdefghi s3cr3t/+? valu",
+            b"\n                                        ",
+        ]);
+        let units = prop::collection::vec((unit, 1_usize..60), 0..4);
+        units.prop_map(|units| units.into_iter().flat_map(|(unit, times)| unit.repeat(times)).collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+        /// The precheck excludes no value that the views find, and finds none that they do not find.
+        #[test]
+        fn precheck_excludes_no_value(
+            parts in prop::collection::vec((filler(), text_piece(), filler()), 1..4),
+            cuts in prop::collection::vec(0_usize..9000, 0..6),
+        ) {
+            let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
+            let text: Vec<u8> = parts.into_iter().flat_map(|(before, piece, after)| [before, piece, after].concat()).collect();
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
+            cuts.sort_unstable();
+            let starts = std::iter::once(0).chain(cuts.iter().copied());
+            let ends = cuts.iter().copied().chain([text.len()]);
+            let pieces: Vec<&[u8]> = starts.zip(ends).map(|(from, to)| &text[from..to]).collect();
+            let (prechecked, in_views) = (found(&matcher, &pieces), found_in_views(&matcher, &text));
+            let ends = |found: &Ends| found.iter().map(|(to, _)| *to).collect::<BTreeSet<u64>>();
+            prop_assert_eq!(ends(&prechecked), ends(&in_views), "{:?} cut at {:?}", String::from_utf8_lossy(&text), cuts);
         }
     }
 }
