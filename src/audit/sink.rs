@@ -310,6 +310,8 @@ struct Writer {
     /// The description of a fragment that a failed write left and that could not be removed. The next write starts
     /// with a newline and includes it.
     fragment_hash: Option<String>,
+    /// A failed write has left bytes after `size`.
+    has_remainder: bool,
 }
 
 /// The audit chain head as last persisted.
@@ -339,6 +341,7 @@ impl Writer {
             since_head: 0,
             has_head_failed: false,
             fragment_hash: None,
+            has_remainder: false,
         };
         let stored = writer.stored_head(had_key)?;
         match writer.place.path.clone() {
@@ -357,7 +360,9 @@ impl Writer {
         let tail = read_tail(&log, self.size)?;
         self.log = Some(log);
         let (lines, fragment) = split_tail(&tail);
-        let macs: Vec<&str> = lines.iter().filter_map(|line| chain::mac_of(line)).collect();
+        let earlier = self.earlier_tail(path, &lines)?;
+        let (earlier_lines, _) = split_tail(&earlier);
+        let macs: Vec<&str> = earlier_lines.iter().chain(&lines).filter_map(|line| chain::mac_of(line)).collect();
         if let Some(last) = macs.last() {
             (*last).clone_into(&mut self.head.mac);
         }
@@ -372,6 +377,19 @@ impl Writer {
             StoredHead::Known(head) if head.mac == self.head.mac || macs.contains(&head.mac.as_str()) => Ok(()),
             StoredHead::Known(head) => self.note_cut(&head.mac),
         }
+    }
+
+    /// Returns the end of the last rotated file if these are all lines of the current one and they continue it. After a
+    /// crash during a rotation, the head still names a line of that file.
+    fn earlier_tail(&self, path: &Path, lines: &[&str]) -> io::Result<Vec<u8>> {
+        let Some((_, earlier)) = rotated(path)?.pop().filter(|_| self.size <= MAX_TAIL) else { return Ok(Vec::new()) };
+        let earlier = File::open(earlier)?;
+        let tail = read_tail(&earlier, earlier.metadata()?.len())?;
+        let last = split_tail(&tail).0.iter().rev().find_map(|line| chain::mac_of(line)).map(str::to_owned);
+        let continued =
+            lines.first().and_then(|line| serde_json::from_str::<serde_json::Value>(&chain::split(line)?.0).ok());
+        let continued = continued.and_then(|line| line.get("prev")?.as_str().map(str::to_owned));
+        Ok(if last.is_some() && last == continued { tail } else { Vec::new() })
     }
 
     /// Continues the chain on standard output. Each start writes a line with the previous head.
@@ -426,6 +444,7 @@ impl Writer {
         // A fragment must be reported in the file that contains it.
         if self.size >= self.place.rotate_bytes
             && self.fragment_hash.is_none()
+            && !self.has_remainder
             && let Err(error) = self.rotate()
         {
             tracing::error!(%error, "the audit log cannot be rotated; the old file is used");
@@ -437,6 +456,9 @@ impl Writer {
     fn append(&mut self, lines: &[&str]) -> io::Result<()> {
         if self.has_head_failed {
             self.write_head()?;
+        }
+        if self.has_remainder {
+            self.read_remainder()?;
         }
         let mut text = String::new();
         let mut head = self.head.clone();
@@ -477,12 +499,31 @@ impl Writer {
         if let Err(error) = written {
             // Remove the partial output of the failed group. If that fails too, the next line that can be
             // written reports the fragment.
-            if log.set_len(self.size).is_err() {
-                self.fragment_hash = fragment_after(log, self.size);
-            }
+            self.has_remainder = log.set_len(self.size).is_err();
             return Err(error);
         }
         self.size = self.size.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Continues after the output of a failed group that could not be removed: behind its complete lines, and with a
+    /// report of the fragment at its end.
+    fn read_remainder(&mut self) -> io::Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let bytes = read_from(log, self.size)?;
+        let (lines, fragment) = split_tail(&bytes);
+        for line in lines {
+            if let Some(mac) = self.key.check(&self.head.mac, line) {
+                self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
+                // The first line reports the fragment before it.
+                self.fragment_hash = None;
+            }
+        }
+        if !fragment.is_empty() {
+            self.fragment_hash = Some(files::hex(&Sha256::digest(fragment)));
+        }
+        self.size = self.size.saturating_add(bytes.len() as u64);
+        self.has_remainder = false;
         Ok(())
     }
 
@@ -503,7 +544,7 @@ impl Writer {
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
         let (line, mac) = self.key.seal(&self.head.mac, &opened(&self.head.mac));
-        let new_file = with_suffix(&path, "new");
+        let new_file = new_file(&path);
         let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &new_file)?;
         log.set_len(0)?;
         log.write_all(line.as_bytes())?;
@@ -517,7 +558,6 @@ impl Writer {
         }
         self.log = Some(log);
         self.size = line.len() as u64;
-        self.fragment_hash = None;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
         self.head_due = Some(Instant::now());
         self.write_head()
@@ -526,13 +566,18 @@ impl Writer {
     /// Completes a rotation that a crash interrupted before the new file got its name, or before the old one was
     /// renamed.
     fn finish_rotation(&self, path: &Path) -> io::Result<()> {
-        let new_file = with_suffix(path, "new");
+        let new_file = new_file(path);
         match (path.exists(), new_file.exists()) {
             (false, true) => fs::rename(new_file, path),
             (true, true) => fs::remove_file(new_file),
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the name under which a rotation creates the next file.
+pub(super) fn new_file(path: &Path) -> PathBuf {
+    with_suffix(path, "new")
 }
 
 fn with_suffix(path: &Path, ending: &str) -> PathBuf {
@@ -588,18 +633,16 @@ fn opened(previous: &str) -> String {
     serde_json::json!({ "ts": timestamp::now(), "event": Event::Opened, "prev": previous }).to_string()
 }
 
-fn read_tail(mut log: &File, size: u64) -> io::Result<Vec<u8>> {
-    log.seek(SeekFrom::Start(size.saturating_sub(MAX_TAIL)))?;
+fn read_tail(log: &File, size: u64) -> io::Result<Vec<u8>> {
+    read_from(log, size.saturating_sub(MAX_TAIL))
+}
+
+/// Reads a log from an offset to its end.
+fn read_from(mut log: &File, offset: u64) -> io::Result<Vec<u8>> {
+    log.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
     log.take(MAX_TAIL).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
-    let mut bytes = Vec::new();
-    log.seek(SeekFrom::Start(offset)).ok()?;
-    log.take(MAX_TAIL).read_to_end(&mut bytes).ok()?;
-    Some(files::hex(&Sha256::digest(&bytes)))
 }
 
 #[cfg(test)]
@@ -681,6 +724,74 @@ mod tests {
         assert_eq!(writer.head.lines, 3);
         assert_ne!(fs::read_to_string(dir.path().join("audit.head")).unwrap(), before);
         assert!(!fs::read_to_string(dir.path().join("audit.jsonl")).unwrap().contains("cut_found"));
+    }
+
+    /// After a crash between two steps of a rotation, the head names a line of the previous file. No line is missing.
+    #[test]
+    fn a_crash_in_a_rotation_is_no_truncation() {
+        for is_renamed in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let (place, key) = parts(dir.path());
+            let (log, head) = (dir.path().join("audit.jsonl"), dir.path().join("audit.head"));
+            let mut writer = Writer::open(place, key, false).unwrap();
+            writer.append(&["{\"n\":1}"]).unwrap();
+            writer.write_head().unwrap();
+            let before = fs::read_to_string(&head).unwrap();
+            writer.append(&["{\"n\":2}"]).unwrap();
+            writer.rotate().unwrap();
+            drop(writer);
+            fs::write(&head, before).unwrap();
+            if !is_renamed {
+                fs::rename(&log, dir.path().join("audit.jsonl.new")).unwrap();
+            }
+            let report = || {
+                let report = super::super::verify::verify(&log, &parts(dir.path()).1, Some(&head)).unwrap();
+                (report.finding, report.lines, report.cuts_noted)
+            };
+            let whole = super::super::verify::Finding::Whole;
+            assert_eq!(report(), (whole.clone(), 4, 0), "{is_renamed}");
+            let (place, key) = parts(dir.path());
+            let mut writer = Writer::open(place, key, true).unwrap();
+            assert_eq!(writer.head.lines, 4);
+            writer.append(&["{\"n\":3}"]).unwrap();
+            assert_eq!(report(), (whole, 5, 0), "{is_renamed}");
+        }
+    }
+
+    /// After two failed writes whose output cannot be removed, the chain continues, and a later failure removes nothing
+    /// that was written.
+    #[test]
+    fn lines_after_a_fragment_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let (log, head) = (dir.path().join("audit.jsonl"), dir.path().join("audit.head"));
+        let mut writer = Writer::open(place, key, false).unwrap();
+        // Adds what a failed write leaves: a part of the next lines.
+        let tear = |writer: &mut Writer, lines: &[&str], length: fn(usize) -> usize| {
+            let (before, state) =
+                (fs::read(&log).unwrap(), (writer.size, writer.head.clone(), writer.fragment_hash.clone()));
+            writer.append(lines).unwrap();
+            let text = fs::read(&log).unwrap();
+            let written = length(text.len() - before.len());
+            writer.log.as_ref().unwrap().set_len((before.len() + written) as u64).unwrap();
+            (writer.size, writer.head, writer.fragment_hash) = state;
+            writer.has_remainder = true;
+        };
+        tear(&mut writer, &["{\"n\":1}"], |_| 5);
+        writer.read_remainder().unwrap();
+        // The whole report of the first fragment, and a part of the line after it.
+        tear(&mut writer, &["{\"n\":2}"], |length| length - 5);
+        writer.append(&["{\"n\":3}"]).unwrap();
+        // A failed write that can be removed.
+        let log_file = writer.log.replace(File::open(&log).unwrap());
+        assert!(writer.append(&["{\"n\":4}"]).is_err());
+        writer.log = log_file;
+        writer.append(&["{\"n\":5}"]).unwrap();
+        writer.write_head().unwrap();
+        let report = super::super::verify::verify(&log, &parts(dir.path()).1, Some(&head)).unwrap();
+        let text = fs::read_to_string(&log).unwrap();
+        assert_eq!(report.finding, super::super::verify::Finding::Whole, "{text}");
+        assert!(text.contains("\"n\":3") && text.contains("\"n\":5"), "{text}");
     }
 
     /// No line is written while the head cannot be.

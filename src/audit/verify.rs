@@ -98,7 +98,9 @@ fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(
 fn open_all(path: &Path) -> io::Result<Vec<(PathBuf, fs::File)>> {
     let list = || -> io::Result<Vec<PathBuf>> {
         let rotated = sink::rotated(path)?.into_iter().map(|(_, file)| file);
-        Ok(rotated.chain([path.to_owned()]).collect())
+        // A crash between two steps of a rotation leaves the current file under its first name.
+        let current = Some(sink::new_file(path)).filter(|new| new.exists() && !path.exists());
+        Ok(rotated.chain([current.unwrap_or_else(|| path.to_owned())]).collect())
     };
     let mut names = list()?;
     let mut last = Err(io::Error::other("the log is rotated too often to be read"));
