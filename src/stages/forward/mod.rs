@@ -543,7 +543,9 @@ fn switched(response: &mut Response<Incoming>, upgrade: Option<&UpgradeRequest>)
 fn check_response(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     // With an old HTTP version, hyper would end the body by closing the connection, and a truncated body would look
     // complete.
-    *response.version_mut() = Version::HTTP_11;
+    if response.version() != Version::HTTP_2 {
+        *response.version_mut() = Version::HTTP_11;
+    }
     let length = response.body().size_hint().exact();
     let headers = response.headers_mut();
     if headers.contains_key(TRANSFER_ENCODING) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderName, HeaderValue};
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
@@ -101,12 +101,18 @@ pub(crate) struct RedactedBody {
 /// An origin's body as received, counted before decoding.
 struct CountedBody {
     body: Incoming,
+    is_http2: bool,
     counts: Option<Arc<TransferCounts>>,
 }
 
 impl CountedBody {
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+    /// hyper reports a stream that is reset with `NO_ERROR` as ended. An origin that has answered may stop a request body
+    /// so (RFC 9113 §8.1); without the end of the answer, it is cut off.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx)).map(|frame| frame.map_err(BodyError::Peer));
+        if frame.is_none() && self.is_http2 && !self.body.is_end_stream() {
+            return Poll::Ready(Some(Err(BodyError::Truncated)));
+        }
         if let (Some(counts), Some(Ok(frame))) = (&self.counts, &frame) {
             counts.received(frame.data_ref().map_or(0, Bytes::len));
         }
@@ -131,10 +137,12 @@ struct Redaction {
 
 /// Redacts a response head and wraps the body for redaction.
 pub(crate) fn head(
-    response: Response<Incoming>,
+    mut response: Response<Incoming>,
     guard: Option<(RedactionPlan, ContentDecoder)>,
 ) -> Response<RedactedBody> {
-    let raw = |body| CountedBody { body, counts: None };
+    // From here on, the version is that of the connection to the client.
+    let is_http2 = std::mem::replace(response.version_mut(), Version::HTTP_11) == Version::HTTP_2;
+    let raw = |body| CountedBody { body, is_http2, counts: None };
     let Some((guard, undo)) = guard else { return response.map(|body| RedactedBody { inner: raw(body), guard: None }) };
     let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::with_sent(guard.values, guard.sent);
@@ -319,7 +327,7 @@ impl Redaction {
                     });
                     self.finish(trailers);
                 }
-                Some(Err(error)) => self.finish(Some(Err(BodyError::Peer(error)))),
+                Some(Err(error)) => self.finish(Some(Err(error))),
                 None => self.finish(None),
             }
         }
@@ -368,7 +376,7 @@ impl Body for RedactedBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let Some(guard) = &mut this.guard else {
-            return this.inner.poll_frame(cx).map_err(BodyError::Peer);
+            return this.inner.poll_frame(cx);
         };
         loop {
             if let Some(data) = guard.redactor.take() {

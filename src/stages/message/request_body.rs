@@ -38,6 +38,9 @@ pub enum BodyError {
     /// The peer closed the connection or violated the framing.
     #[error("the peer aborted the body")]
     Peer(#[source] hyper::Error),
+    /// The peer reset the stream without an error before the end of the body.
+    #[error("the peer ended the body early")]
+    Truncated,
     /// The body cannot be decoded, or not within the decoding limits.
     #[error("the body cannot be decoded")]
     Unread(#[source] DecodeError),
@@ -196,7 +199,11 @@ impl RequestBody {
         while let Some(frame) = std::future::poll_fn(|cx| self.poll_source(cx)).await {
             let frame = frame.map_err(|error| match error {
                 BodyError::TimedOut => Fail::RequestTimedOut.into(),
-                BodyError::Over | BodyError::Peer(_) | BodyError::Stopped | BodyError::Unread(_) => {
+                BodyError::Over
+                | BodyError::Peer(_)
+                | BodyError::Truncated
+                | BodyError::Stopped
+                | BodyError::Unread(_) => {
                     Refusal::from(Deny::RequestMalformed)
                 }
             })?;

@@ -119,3 +119,28 @@ async fn a_flooded_idle_connection_is_closed() {
     let wrote = timeout(2 * TIMEOUT, written.recv()).await.unwrap().unwrap();
     assert!(wrote < Duration::from_secs(10), "it was read for {wrote:?}");
 }
+
+/// A stream that is reset before its end is an error whatever the code, and also without an error code.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_a_reset_cuts_off_is_aborted() {
+    for code in [0_u32, 2, 8] {
+        let builder = LabBuilder::new().await;
+        let answer = match code {
+            0 => |stream| answer_and_reset(stream, 0),
+            2 => |stream| answer_and_reset(stream, 2),
+            _ => |stream| answer_and_reset(stream, 8),
+        };
+        let (port, _written) = flooding(&builder, answer, |_| Vec::new(), Duration::ZERO).await;
+        let lab = builder.proxy(&lab::allow_api(port)).await;
+        let to = format!("api.test:{port}");
+        let head = format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\n{{auth}}\r\n");
+        let answer = lab.raw(&head).await;
+        assert!(!answer.contains("\r\n0\r\n"), "{code}: the answer looks complete: {answer}");
+        assert_eq!(lab.ended(0).await["code"], "upstream_protocol", "{code}");
+    }
+}
+
+fn answer_and_reset(stream: u32, code: u32) -> Vec<u8> {
+    let head = h2::frame(h2::HEADERS, h2::END_HEADERS, stream, &[0x88]);
+    [head, h2::frame(0, 0, stream, b"abc"), h2::frame(3, 0, stream, &code.to_be_bytes())].concat()
+}
