@@ -63,8 +63,9 @@ pub(super) async fn run(
     // here, even if a later step refuses the request.
     let approved = approve::check(cleared, &services.ledger, record).await?;
     let admitted = approved.grant().admitted();
+    let counts = record.transfer_counts();
     let pinned = match &destination.pin {
-        None => services.resolver.pin(&policy, admitted, record).await?,
+        None => approved.within_time_limit(&counts, services.resolver.pin(&policy, admitted, record)).await?,
         // The addresses of a tunnel are checked again for each request, which other rules or a newer policy may allow.
         Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
     };

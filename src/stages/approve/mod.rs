@@ -11,14 +11,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Request;
 use http_body::Body;
+use tokio::time::timeout_at;
 use uuid::Uuid;
 
 use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
 use super::message::request_body::RequestBody;
+use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError, MAX_OPEN, Millis};
-use crate::model::limited::{LimitScope, ReachedLimit};
+use crate::model::limited::{ExchangeLimit, LimitScope, ReachedLimit};
 use crate::model::refusal::{Deny, Fail, Verdict};
 
 /// Evidence that a cleared request needs no approval, or has used one.
@@ -44,6 +46,20 @@ impl Approved {
     #[must_use]
     pub fn grant(&self) -> &Grant {
         &self.grant
+    }
+
+    /// Waits for a step that may take at most the time that is left to the exchange.
+    ///
+    /// # Errors
+    /// [`Fail::RequestTimedOut`], and the errors of the step.
+    pub async fn within_time_limit<T>(
+        &self,
+        counts: &TransferCounts,
+        step: impl Future<Output = Verdict<T>>,
+    ) -> Verdict<T> {
+        let Some(total) = self.grant.timeouts().request else { return step.await };
+        let done = timeout_at(self.request.body().began() + total, step).await;
+        done.map_err(|_| counts.reached(ExchangeLimit::Request(total)))?
     }
 
     pub(super) fn into_parts(self) -> (Grant, RevocationCheck, Request<RequestBody>) {

@@ -203,9 +203,7 @@ impl RequestBody {
                 | BodyError::Peer(_)
                 | BodyError::Truncated
                 | BodyError::Stopped
-                | BodyError::Unread(_) => {
-                    Refusal::from(Deny::RequestMalformed)
-                }
+                | BodyError::Unread(_) => Refusal::from(Deny::RequestMalformed),
             })?;
             match frame.into_data() {
                 Ok(bytes) => {

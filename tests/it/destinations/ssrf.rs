@@ -260,3 +260,22 @@ async fn unresolvable_names_and_silent_servers_are_refused_in_time() {
         refused_both_ways(&lab, &origin, name, 502, "resolve_failed").await;
     }
 }
+
+/// The time limit of an exchange includes the DNS query.
+#[tokio::test]
+async fn a_query_takes_no_longer_than_the_request_may() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let text = format!(
+        "[dns]\ntimeout = \"30s\"\n[plans.p.raw]\nrequest_timeout = \"300ms\"\n[integrations.all]\nports = [{}]\n\
+         allowed_domains = [\"silent.test\"]\n[tasks.t]\nplan = \"p\"\nintegrations = [\"all\"]\n",
+        origin.port()
+    );
+    let lab = builder.proxy(&text).await;
+    lab.dns.silence("silent.test");
+    let url = format!("https://silent.test:{}/", origin.port());
+    let started = std::time::Instant::now();
+    lab.get(&url).await.assert_refused(504, "request_timed_out");
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!(lab.ended(0).await["code"], "request_timed_out");
+}
