@@ -93,8 +93,9 @@ pub(crate) fn undumpable() {
 /// Logs to stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(crate) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    // Libraries' debug and trace messages are suppressed: they contain requests, and so credentials.
-    let quiet = filter_fn(|meta| *meta.level() <= Level::WARN || is_ours(meta.target()));
+    // Of libraries, only errors are logged. Debug and trace messages contain requests, and so credentials; a peer can
+    // cause any number of warnings.
+    let quiet = filter_fn(|meta| *meta.level() <= Level::ERROR || is_ours(meta.target()));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
     let on_terminal = io::stderr().is_terminal();
     // Set once for the process; a second attempt changes nothing.

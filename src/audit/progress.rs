@@ -37,7 +37,7 @@ struct HeadProgress {
     has_left: bool,
     /// The counter of sent heads of the latest connection, and its value before the request.
     last: Option<(Arc<AtomicU64>, u64)>,
-    /// The head is queued on a shared connection, which may send it even if the exchange is aborted.
+    /// The head has been passed to a connection, which may send it even if the exchange is aborted at the same moment.
     is_queued: bool,
 }
 
@@ -107,12 +107,12 @@ impl TransferCounts {
         }
     }
 
-    /// Records that the request is passed to a connection, which counts the heads it sends. A shared connection queues
-    /// the head: until [`Self::settle_head`] is called, it counts as sent.
-    pub fn sends(&self, heads: Arc<AtomicU64>, is_shared: bool) {
+    /// Records that the request is passed to a connection, which counts the heads it sends. Another thread may be writing
+    /// the head when the exchange is aborted, so until [`Self::settle_head`] is called, it counts as sent.
+    pub fn sends(&self, heads: Arc<AtomicU64>) {
         let before = heads.load(Ordering::Relaxed);
         let mut known = self.heads.lock();
-        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)), is_queued: is_shared };
+        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)), is_queued: true };
     }
 
     /// Records that the connection has responded or failed, so that no head is queued any longer.

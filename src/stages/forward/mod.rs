@@ -352,7 +352,7 @@ impl Forwarder {
             record.address(lease.address());
             record.alpn(lease.alpn());
             let traffic = lease.traffic();
-            record.transfer_counts().sends(traffic.heads.clone(), lease.is_h2());
+            record.transfer_counts().sends(traffic.heads.clone());
             let copy = if lease.is_reused() { RetryCopy::of(&request) } else { None };
             let (shaped, received) = (adapt(request, &lease), traffic.received.load(Ordering::Relaxed));
             let sent = await_head(timeouts.response_header, &record.transfer_counts(), lease.send(shaped)).await?;
