@@ -216,20 +216,10 @@ impl Excerpt {
 /// Returns the part at the start of a text that a pattern before it may extend over: up to the next separator, or until
 /// every view has the required number of bytes. It never ends within an escape.
 fn part_after(text: &[u8], in_escape: usize, extent: Extent<'_>) -> Part {
-    let ends_part = |byte: u8| extent.separators.is_separator(byte) || extent.has_escapes && begins_escape(byte);
-    if in_escape == 0 {
-        // Most parts are short.
-        let visible = text.get(..extent.required).unwrap_or(text);
-        let plain = visible.iter().take_while(|byte| !ends_part(**byte)).count();
-        match visible.get(plain) {
-            None if visible.len() == text.len() => {
-                return Part { length: plain, count: plain, is_whole: true, in_escape: 0 };
-            }
-            Some(byte) if !extent.has_escapes || !begins_escape(*byte) => {
-                return Part { length: plain.saturating_add(1), count: plain, is_whole: false, in_escape: 0 };
-            }
-            _ => {}
-        }
+    if in_escape == 0
+        && let Some(part) = plain_part(text.get(..extent.required).unwrap_or(text).iter(), text.len(), extent)
+    {
+        return part;
     }
     let (mut left, mut count, mut in_escape) = (extent.required, 0_usize, in_escape);
     for (length, byte) in (1_usize..).zip(text) {
@@ -254,16 +244,26 @@ fn part_after(text: &[u8], in_escape: usize, extent: Extent<'_>) -> Part {
 /// As [`part_after`], for the part at the end of a text. The first [`MAX_ESCAPE`] bytes may be the end of an escape, so
 /// as many are added.
 fn part_before(text: &[u8], extent: Extent<'_>) -> Part {
-    let (mut left, mut count, mut in_escape) = (extent.required.saturating_add(MAX_ESCAPE), 0_usize, 0_usize);
-    for (length, byte) in (1_usize..).zip(text.iter().rev()) {
+    let needed = extent.required.saturating_add(MAX_ESCAPE);
+    let visible = text.get(text.len().saturating_sub(needed)..).unwrap_or_default();
+    let is_separated = |length: usize| {
+        // A separator may belong to an escape that starts before it.
         let rest = text.get(..text.len().saturating_sub(length)).unwrap_or_default();
+        let start = rest.len().saturating_sub(MAX_ESCAPE);
+        !extent.has_escapes || !rest.get(start..).unwrap_or_default().iter().any(|byte| begins_escape(*byte))
+    };
+    if let Some(part) = plain_part(visible.iter().rev(), text.len(), extent)
+        && (part.is_whole || part.length == needed || is_separated(part.length))
+    {
+        return part;
+    }
+    let (mut left, mut count, mut in_escape) = (needed, 0_usize, 0_usize);
+    for (length, byte) in (1_usize..).zip(text.iter().rev()) {
         if extent.has_escapes && begins_escape(*byte) {
             left = left.saturating_add(MAX_ESCAPE);
             in_escape = in_escape.max(MAX_ESCAPE.saturating_sub(length));
         } else if extent.separators.is_separator(*byte) {
-            let start = rest.len().saturating_sub(MAX_ESCAPE);
-            let mut before = rest.get(start..).unwrap_or_default().iter();
-            if !extent.has_escapes || !before.any(|byte| begins_escape(*byte)) {
+            if is_separated(length) {
                 return Part { length, count, is_whole: false, in_escape };
             }
         } else if is_solid(*byte) {
@@ -275,6 +275,31 @@ fn part_before(text: &[u8], extent: Extent<'_>) -> Part {
         count = count.saturating_add(1);
     }
     Part { length: text.len(), count, is_whole: true, in_escape }
+}
+
+/// Returns the part if it consists of plain bytes up to a separator, as most do. `visible` are the next bytes, at most as
+/// many as are needed, of `length` bytes in all.
+fn plain_part<'t>(visible: impl ExactSizeIterator<Item = &'t u8>, length: usize, extent: Extent<'_>) -> Option<Part> {
+    let needed = visible.len();
+    let (mut count, mut previous) = (0_usize, 0);
+    for byte in visible {
+        if *byte == b' ' && previous == b' ' {
+            // They may be indentation.
+            return None;
+        }
+        previous = *byte;
+        if !extent.separators.is_plain(*byte) {
+            let is_separator = extent.separators.is_separator(*byte) && !(extent.has_escapes && begins_escape(*byte));
+            return is_separator.then(|| Part {
+                length: count.saturating_add(1),
+                count,
+                is_whole: false,
+                in_escape: 0,
+            });
+        }
+        count = count.saturating_add(1);
+    }
+    Some(Part { length: needed, count, is_whole: needed == length, in_escape: 0 })
 }
 
 /// Returns true for a byte that no view skips.

@@ -12,11 +12,11 @@
 use zeroize::Zeroizing;
 
 use super::excerpt::Excerpt;
-use super::fold::{begins_escape, incomplete_ignorable_len, is_indent, is_line_break};
+use super::fold::{begins_escape, is_indent, is_line_break};
 use super::index::{Index, Patterns};
 use super::matches::Matches;
 use super::prefilter::Prefilter;
-use super::unescape::{EscapeFamilies, MAX_ESCAPE};
+use super::unescape::{EscapeFamilies, MAX_ESCAPE, ParsedEscape, parse_escape};
 
 /// The number of times that escapes are decoded.
 const MAX_DEPTH: usize = 2;
@@ -129,21 +129,20 @@ fn anchor(text: &[u8], required: usize) -> Option<usize> {
     None
 }
 
-/// Returns the first anchor at or after an offset. Before it are so many bytes without an escape or a line break that an
-/// escape that began earlier has ended, even if it was itself escaped. The last of them is no blank, and no part of an
-/// invisible code point.
+/// Returns the first anchor at or after an offset. The unit before it is a byte that no view skips, and before that are
+/// so many units without an uncertain escape that one that began earlier has ended, even if it was itself escaped.
 fn first_anchor(text: &[u8], start: usize) -> Option<usize> {
-    let mut plain = 0_usize;
-    let first = start.saturating_sub(MAX_ESCAPE);
-    for (at, byte) in text.iter().enumerate().skip(first) {
-        if at >= start && plain >= MAX_ESCAPE {
-            let before = text.get(..at).unwrap_or_default();
-            if before.last().is_some_and(|last| !is_indent(*last)) && incomplete_ignorable_len(before) == 0 {
-                return Some(at);
-            }
+    let (mut certain, mut is_solid) = (0_usize, false);
+    let from = start.saturating_sub(MAX_ESCAPE.saturating_mul(2));
+    for (at, unit) in (Units { text, at: from }) {
+        if at >= start && certain >= MAX_ESCAPE && is_solid {
+            return Some(at);
         }
-        let is_plain = !begins_escape(*byte) && !is_line_break(*byte);
-        plain = if is_plain { plain.saturating_add(1) } else { 0 };
+        (certain, is_solid) = match unit {
+            Unit::Byte(byte) => (certain.saturating_add(1), !is_indent(byte) && !is_line_break(byte)),
+            Unit::Other => (certain.saturating_add(1), false),
+            Unit::Uncertain => (0, false),
+        };
     }
     None
 }
@@ -151,19 +150,74 @@ fn first_anchor(text: &[u8], start: usize) -> Option<usize> {
 /// Returns a number of bytes that every view of this text has at least.
 fn bytes_in_every_view(text: &[u8]) -> usize {
     let (mut count, mut in_escape, mut is_indented) = (0_usize, 0_usize, false);
-    for byte in text {
-        if begins_escape(*byte) {
-            // The escape may decode to the start of another one.
-            in_escape = MAX_ESCAPE.saturating_mul(2);
-        }
-        is_indented = is_line_break(*byte) || is_indented && is_indent(*byte);
+    for (_, unit) in (Units { text, at: 0 }) {
+        let byte = match unit {
+            Unit::Byte(byte) => Some(byte),
+            Unit::Other => None,
+            Unit::Uncertain => {
+                // The escape may decode to the start of another one.
+                in_escape = MAX_ESCAPE.saturating_mul(2);
+                None
+            }
+        };
+        is_indented = byte.is_some_and(|byte| is_line_break(byte) || is_indented && is_indent(byte));
         if in_escape > 0 {
             in_escape = in_escape.saturating_sub(1);
             // A decoded line break may be followed by indentation.
-            is_indented |= in_escape == 0 && is_indent(*byte);
-        } else if byte.is_ascii() && !is_indented {
+            is_indented |= in_escape == 0 && byte.is_some_and(is_indent);
+        } else if byte.is_some() && !is_indented {
             count = count.saturating_add(1);
         }
     }
     count
+}
+
+/// The bytes of a text and its escapes, in order.
+struct Units<'t> {
+    text: &'t [u8],
+    at: usize,
+}
+
+enum Unit {
+    /// An ASCII byte, or an escape of one that starts no further escape and does not depend on the text after it. The
+    /// latter is at least one byte in every view.
+    Byte(u8),
+    /// A byte or an escape of another character.
+    Other,
+    /// The first byte of any other escape.
+    Uncertain,
+}
+
+impl Iterator for Units<'_> {
+    type Item = (usize, Unit);
+
+    fn next(&mut self) -> Option<(usize, Unit)> {
+        let at = self.at;
+        let rest = self.text.get(at..)?;
+        let byte = *rest.first()?;
+        let (length, unit) = if begins_escape(byte) {
+            escape_unit(rest)
+        } else {
+            (1, if byte.is_ascii() { Unit::Byte(byte) } else { Unit::Other })
+        };
+        self.at = at.saturating_add(length);
+        Some((at, unit))
+    }
+}
+
+/// Returns the unit at the start of a text that begins with a byte of an escape, and its length. Only the bytes before
+/// the next such byte are considered, because what follows depends on the families that a view decodes.
+fn escape_unit(text: &[u8]) -> (usize, Unit) {
+    let next = text.iter().skip(1).take(MAX_ESCAPE).position(|byte| begins_escape(*byte));
+    let length = next.map_or(MAX_ESCAPE, |next| next.saturating_add(1));
+    let visible = text.get(..length.min(MAX_ESCAPE)).unwrap_or(text);
+    match parse_escape(visible) {
+        ParsedEscape::Plain => (1, text.first().map_or(Unit::Uncertain, |byte| Unit::Byte(*byte))),
+        ParsedEscape::Escape(escape, used) => match escape.as_bytes() {
+            [byte] if begins_escape(*byte) => (1, Unit::Uncertain),
+            [byte] if byte.is_ascii() => (used, Unit::Byte(*byte)),
+            _ => (used, Unit::Other),
+        },
+        ParsedEscape::Incomplete => (1, Unit::Uncertain),
+    }
 }

@@ -5,34 +5,50 @@
 //! whether some value of its task has unusual characters.
 
 use super::encodings::Form;
-use super::fold::{begins_ignorable, is_indent, is_line_break};
+use super::fold::{begins_escape, begins_ignorable, is_indent, is_line_break};
 
 /// The separators for a set of patterns.
-pub(super) struct Separators(&'static [bool; 256]);
+pub(super) struct Separators(&'static Classes);
 
-static FOR_KEYS: [bool; 256] = all_but(b"+-_/=.~:@!#$*^");
-static FOR_TEXT: [bool; 256] = all_but(b"+-_/=.~:@!#$*^'()[]{},;?`|");
-static NONE: [bool; 256] = [false; 256];
+/// The classes of each byte, as bits.
+type Classes = [u8; 256];
 
-/// Returns the separators if patterns contain letters, digits, blanks and these bytes. Bytes that are skipped, or belong
-/// to a code point that may be, are none.
+/// No pattern contains the byte, and no view skips it.
+const SEPARATOR: u8 = 1;
+/// The byte may start an escape.
+const ESCAPE: u8 = 2;
+/// Some view may skip the byte, other than a blank.
+const SKIPPED: u8 = 4;
+
+static FOR_KEYS: Classes = classes(Some(b"+-_/=.~:@!#$*^"));
+static FOR_TEXT: Classes = classes(Some(b"+-_/=.~:@!#$*^'()[]{},;?`|"));
+static NONE: Classes = classes(None);
+
+/// Returns the classes if patterns contain letters, digits, blanks and these bytes, or any bytes.
 #[expect(clippy::indexing_slicing, reason = "the function is evaluated at compile time")]
-const fn all_but(content: &[u8]) -> [bool; 256] {
-    let mut separators = [true; 256];
-    let mut at = 0;
-    while at < content.len() {
-        separators[content[at] as usize] = false;
-        at += 1;
+const fn classes(content: Option<&[u8]>) -> Classes {
+    let mut classes = [if content.is_some() { SEPARATOR } else { 0 }; 256];
+    if let Some(content) = content {
+        let mut at = 0;
+        while at < content.len() {
+            classes[content[at] as usize] = 0;
+            at += 1;
+        }
     }
     let mut byte = 0_u8;
     loop {
-        let is_skipped =
-            is_line_break(byte) || is_indent(byte) || begins_ignorable(byte) || matches!(byte, 0x80..=0xbf);
-        if byte.is_ascii_alphanumeric() || is_skipped {
-            separators[byte as usize] = false;
+        let is_in_code_point = begins_ignorable(byte) || matches!(byte, 0x80..=0xbf);
+        let class = &mut classes[byte as usize];
+        if byte.is_ascii_alphanumeric() || byte == b' ' {
+            *class = 0;
+        } else if is_line_break(byte) || is_indent(byte) || is_in_code_point || (!byte.is_ascii() && *class == 0) {
+            *class = SKIPPED;
+        }
+        if begins_escape(byte) {
+            *class |= ESCAPE;
         }
         if byte == u8::MAX {
-            return separators;
+            return classes;
         }
         byte += 1;
     }
@@ -41,8 +57,8 @@ const fn all_but(content: &[u8]) -> [bool; 256] {
 impl Separators {
     /// Chooses the set for these patterns.
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
-        let separates_none = |separators: &&'static [bool; 256]| {
-            forms.iter().all(|(form, _)| form.bytes.iter().all(|byte| !is_in(separators, *byte)))
+        let separates_none = |classes: &&'static Classes| {
+            forms.iter().all(|(form, _)| form.bytes.iter().all(|byte| class_in(classes, *byte) & SEPARATOR == 0))
         };
         Self([&FOR_KEYS, &FOR_TEXT].into_iter().find(separates_none).unwrap_or(&NONE))
     }
@@ -50,11 +66,18 @@ impl Separators {
     /// Returns true for a byte that no pattern contains and no view skips.
     #[inline]
     pub(super) fn is_separator(&self, byte: u8) -> bool {
-        is_in(self.0, byte)
+        class_in(self.0, byte) & SEPARATOR != 0
+    }
+
+    /// Returns true for a byte that patterns contain, that no view skips after another such byte, and that starts no
+    /// escape.
+    #[inline]
+    pub(super) fn is_plain(&self, byte: u8) -> bool {
+        class_in(self.0, byte) == 0
     }
 }
 
 #[inline]
-fn is_in(separators: &[bool; 256], byte: u8) -> bool {
-    separators.get(usize::from(byte)).copied().unwrap_or_default()
+fn class_in(classes: &Classes, byte: u8) -> u8 {
+    classes.get(usize::from(byte)).copied().unwrap_or_default()
 }
