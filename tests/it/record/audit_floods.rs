@@ -62,11 +62,11 @@ async fn concurrent_finds_have_separate_lines_and_are_bounded_after_a_stop() {
     let url = format!("https://api.test:{}/?x={TOKEN}", origin.port());
     let replies = join_all((0..40).map(|_| lab.get(&url))).await;
     let found = replies.iter().filter(|reply| reply.header("exeat-refusal") == Some("leak_detected")).count();
-    assert!(found >= 3, "{found}");
+    assert_eq!(found, 3, "the others look like requests of a stopped execution");
     let more = join_all((0..40).map(|_| lab.get(&url))).await;
     assert!(more.iter().all(|reply| reply.header("exeat-refusal") == Some("execution_stopped")));
     let all = lab.audit().await;
-    assert_eq!(lines(&all, "leak_detected"), found);
+    assert!((found..=40).contains(&lines(&all, "leak_detected")), "each find has its line: {all:#?}");
     assert!(lines(&all, "execution_stopped") < 40);
 }
 
