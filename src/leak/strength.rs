@@ -5,10 +5,13 @@ use super::MIN_VALUE;
 
 /// The minimum number of guesses of a strong value.
 const MIN_STRONG_GUESSES: u64 = 1 << 40;
-/// The number of characters that are estimated first. [`MAX_ESTIMATE`] characters are estimated only if the first ones
-/// are weak, because the cost of the estimator grows faster than linearly.
-const FIRST_ESTIMATE: usize = 40;
-const MAX_ESTIMATE: usize = 100;
+/// The numbers of characters that are estimated, and the number of guesses from which on no more are. The cost of the
+/// estimator grows faster than linearly, and random characters need few.
+const ESTIMATES: [(usize, u64); 3] = [(FIRST_ESTIMATE, 1 << 50), (40, MIN_STRONG_GUESSES), (100, 0)];
+/// The first estimate is used only for characters of mixed kinds that are not cut off within a long word.
+const FIRST_ESTIMATE: usize = 16;
+/// The number of letters from which on a run of them may be a long word.
+const LONG_WORD: usize = 10;
 
 /// The consequence of a weak value, for operators who have to change it.
 pub const WEAK: &str = "it is injected, but redacted only in responses of the exchange in which it was sent, and not \
@@ -57,20 +60,23 @@ impl Strength {
     /// The estimator copies the value into memory that is not wiped.
     #[must_use]
     pub fn of(secret: &[u8]) -> Self {
-        match weakness(secret) {
+        let mut estimator = Estimator::default();
+        match estimator.weakness(secret) {
             Some(why) => Self::Weak(why),
             None if distinctive_part(secret).len() < MIN_HALVED => {
-                Self::Strong(Halves { part: strong_part(secret), ..Halves::default() })
+                Self::Strong(Halves { part: strong_part(secret, &mut estimator), ..Halves::default() })
             }
             None => {
                 let (first, second) = halves(secret);
                 let after_prefix = first.get(kind_prefix_len(first)..).unwrap_or_default();
-                let is_distinctive = after_prefix.len() >= MIN_VALUE && guesses(after_prefix) >= MIN_HALF_GUESSES;
-                let is_first_searched = is_distinctive && weakness(first).is_none();
+                let is_distinctive =
+                    after_prefix.len() >= MIN_VALUE && estimator.guesses(after_prefix) >= MIN_HALF_GUESSES;
+                let is_first_searched = is_distinctive && estimator.weakness(first).is_none();
                 // A part that is longer than the first half would not continue a match of that half.
                 let first_end = memchr::memmem::rfind(secret, first).map_or(secret.len(), |at| at + first.len());
-                let part = strong_part(secret).map(|part| if is_first_searched { part.min(first_end) } else { part });
-                Self::Strong(Halves { first: is_first_searched, second: weakness(second).is_none(), part })
+                let part = strong_part(secret, &mut estimator);
+                let part = part.map(|part| if is_first_searched { part.min(first_end) } else { part });
+                Self::Strong(Halves { first: is_first_searched, second: estimator.weakness(second).is_none(), part })
             }
         }
     }
@@ -86,18 +92,18 @@ impl Strength {
 /// the public prefix of its kind of keys.
 ///
 /// A guessable part must not count. The reaction to it would confirm the guess, and the rest could then be guessed too.
-fn strong_part(value: &[u8]) -> Option<usize> {
+fn strong_part(value: &[u8], estimator: &mut Estimator) -> Option<usize> {
     let distinctive = distinctive_part(value);
     let offset = memchr::memmem::rfind(value, distinctive).filter(|_| !distinctive.is_empty())?;
     let public = kind_prefix_len(distinctive);
     let secret = distinctive.get(public..).unwrap_or_default();
     let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
-    let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
+    let mut lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
     let is_strong = |length: &usize| {
         let part = secret.get(..*length).unwrap_or_default();
-        weakness(part).is_none() || is_random(part)
+        estimator.weakness(part).is_none() || is_random(part, estimator)
     };
-    lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
+    lengths.find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
 }
 
 /// Returns true for a part of a strong value that looks random and has so many characters that it takes [`MIN_STRONG_GUESSES`]
@@ -105,27 +111,50 @@ fn strong_part(value: &[u8]) -> Option<usize> {
 ///
 /// The estimator assumes ten possibilities for each character that it cannot explain. A key has more, and with the
 /// estimator's figure nearly all of a short key could pass before a part of it counts.
-fn is_random(part: &[u8]) -> bool {
+fn is_random(part: &[u8], estimator: &mut Estimator) -> bool {
     /// Allows for keys that are less random than they look.
     const MARGIN: f64 = 0.85;
-    let class = |byte: &u8| match byte {
+    let is_hex = part.iter().all(u8::is_ascii_hexdigit);
+    let sizes = if is_hex { [6.0, 6.0, 10.0, 0.0] } else { [26.0, 26.0, 10.0, 16.0] };
+    let used = |wanted: u8| part.iter().any(|byte| kind_of(byte) == wanted);
+    let alphabet: f64 = (0..).zip(sizes).filter(|(wanted, _)| used(*wanted)).map(|(_, size)| size).sum();
+    let unexplained = 10_u64.saturating_pow(u32::try_from(part.len().saturating_sub(1)).unwrap_or(u32::MAX));
+    part.len() >= MIN_VALUE
+        && is_mixed(part)
+        && part.len() as f64 * alphabet.log2() * MARGIN >= MIN_STRONG_GUESSES.ilog2().into()
+        && estimator.guesses(part) >= unexplained
+}
+
+/// Returns true if the text changes between kinds of characters as often as random text. Words and dates do so rarely.
+fn is_mixed(text: &[u8]) -> bool {
+    let changes = text.windows(2).filter(|pair| pair.first().map(kind_of) != pair.last().map(kind_of)).count();
+    changes.saturating_mul(5) >= text.len().saturating_sub(1).saturating_mul(2)
+}
+
+/// Returns the number of letters around the boundary before a character.
+fn letters_at(text: &str, char: usize) -> usize {
+    let (mut run, mut after) = (0_usize, false);
+    for (at, next) in text.chars().enumerate() {
+        after |= at >= char;
+        if next.is_ascii_alphabetic() {
+            run = run.saturating_add(1);
+        } else if after {
+            break;
+        } else {
+            run = 0;
+        }
+    }
+    run
+}
+
+/// Returns the kind of a character: lower case, upper case, digit or other.
+const fn kind_of(byte: &u8) -> u8 {
+    match byte {
         b'a'..=b'z' => 0,
         b'A'..=b'Z' => 1,
         b'0'..=b'9' => 2,
         _ => 3,
-    };
-    let is_hex = part.iter().all(u8::is_ascii_hexdigit);
-    let sizes = if is_hex { [6.0, 6.0, 10.0, 0.0] } else { [26.0, 26.0, 10.0, 16.0] };
-    let used = |wanted: usize| part.iter().any(|byte| class(byte) == wanted);
-    let alphabet: f64 = (0..).zip(sizes).filter(|(wanted, _)| used(*wanted)).map(|(_, size)| size).sum();
-    // Words and dates change between kinds of characters rarely.
-    let changes = part.windows(2).filter(|pair| pair.first().map(class) != pair.last().map(class)).count();
-    let is_mixed = changes.saturating_mul(5) >= part.len().saturating_sub(1).saturating_mul(2);
-    let unexplained = 10_u64.saturating_pow(u32::try_from(part.len().saturating_sub(1)).unwrap_or(u32::MAX));
-    part.len() >= MIN_VALUE
-        && is_mixed
-        && part.len() as f64 * alphabet.log2() * MARGIN >= MIN_STRONG_GUESSES.ilog2().into()
-        && guesses(part) >= unexplained
+    }
 }
 
 /// Fields of connection strings that hold a secret, in lower case and without blanks.
@@ -190,27 +219,51 @@ fn kind_prefix_len(value: &[u8]) -> usize {
     end
 }
 
-/// Returns the reason why a value is weak, or `None` for a strong one.
-fn weakness(secret: &[u8]) -> Option<Weakness> {
-    if secret.len() < MIN_VALUE {
-        return Some(Weakness::Short);
-    }
-    let estimate = guesses(secret);
-    (estimate < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(estimate.max(1).ilog2()))
+/// Estimates texts, and remembers the results for one value, because its parts begin alike.
+#[derive(Default)]
+struct Estimator {
+    known: Vec<(zeroize::Zeroizing<String>, u64)>,
 }
 
-/// Returns the approximate number of guesses that find a value.
-fn guesses(secret: &[u8]) -> u64 {
-    let text = String::from_utf8_lossy(secret);
-    let guesses = |max_chars: usize| {
-        let chars: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(max_chars).collect());
-        zxcvbn::zxcvbn(&chars, &[]).guesses()
-    };
-    let mut estimate = guesses(FIRST_ESTIMATE);
-    if estimate < MIN_STRONG_GUESSES && secret.len() > FIRST_ESTIMATE {
-        estimate = guesses(MAX_ESTIMATE);
+impl Estimator {
+    /// Returns the reason why a value is weak, or `None` for a strong one.
+    fn weakness(&mut self, secret: &[u8]) -> Option<Weakness> {
+        if secret.len() < MIN_VALUE {
+            return Some(Weakness::Short);
+        }
+        let estimate = self.guesses(secret);
+        (estimate < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(estimate.max(1).ilog2()))
     }
-    estimate
+
+    /// Returns the approximate number of guesses that find a value.
+    fn guesses(&mut self, secret: &[u8]) -> u64 {
+        let text = String::from_utf8_lossy(secret);
+        let mut estimate = 0;
+        for (max_chars, enough) in ESTIMATES {
+            let chars: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(max_chars).collect());
+            let is_all = chars.len() == text.len();
+            if !is_all
+                && max_chars == FIRST_ESTIMATE
+                && !(is_mixed(chars.as_bytes()) && letters_at(&text, max_chars) < LONG_WORD)
+            {
+                continue;
+            }
+            estimate = self.guesses_of(chars);
+            if is_all || estimate >= enough {
+                break;
+            }
+        }
+        estimate
+    }
+
+    fn guesses_of(&mut self, text: zeroize::Zeroizing<String>) -> u64 {
+        if let Some((_, guesses)) = self.known.iter().find(|(known, _)| *known == text) {
+            return *guesses;
+        }
+        let guesses = zxcvbn::zxcvbn(&text, &[]).guesses();
+        self.known.push((text, guesses));
+        guesses
+    }
 }
 
 #[cfg(test)]
