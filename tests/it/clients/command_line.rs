@@ -99,7 +99,9 @@ async fn git_clones_and_pushes() {
     fs::write(dir.join("cloned/noise"), noise.take(2_000_000).collect::<Vec<_>>()).unwrap();
     git(&["-C", "cloned", "add", "."]);
     git(&["-C", "cloned", "commit", "-qm", "two"]);
-    place.passed(&place.run(&["git", "-C", "cloned", "push", "-q", "origin", "HEAD"]).await);
+    // Over HTTP/2, curl 7.88 sometimes asks git for more data after the end of such an upload, and git then waits forever.
+    let push = ["git", "-C", "cloned", "-c", "http.version=HTTP/1.1", "push", "-q", "origin", "HEAD"];
+    place.passed(&place.run(&push).await);
     git(&["-C", "cloned", "diff", "--exit-code", "HEAD", "origin/HEAD"]);
     let arrived = Command::new("git").args(["-C", "served.git", "log", "-1", "--format=%s"]).current_dir(&dir).output();
     assert_eq!(text(&arrived.unwrap().stdout), "two\n");
