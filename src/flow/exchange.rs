@@ -1,4 +1,4 @@
-//! Runs an admitted request through the stages, from its authorization to the redacted head of the response.
+//! Runs a request to an admitted destination through the stages, from its authorization to the redacted head of the response.
 //!
 //! The caller has identified the sandbox, counted the call and authorized the destination.
 
@@ -29,7 +29,7 @@ pub(super) struct Destination {
 pub(super) enum Answer {
     /// A response with a redacted head. Its body is redacted while it is sent.
     Response(CheckedResponse),
-    /// A WebSocket upgrade that the origin accepted.
+    /// A WebSocket upgrade that the origin accepted. `forward` has redacted its head; frames are redacted as they pass.
     Upgrade(Box<UpgradedOrigin>),
 }
 
@@ -49,7 +49,7 @@ pub(super) async fn run(
     let policy = services.policies.snapshot();
     let (head, body) = request.into_parts();
     let grant = authorize::request(&policy, &destination.admitted, counted, &head, record)?;
-    // The body keeps the limits of this grant.
+    // The body keeps the limits of this grant, even if the grant is renewed below: it is already being read.
     let body = RequestBody::new(body, &grant, &services.body_budget, record.transfer_counts());
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
@@ -62,6 +62,7 @@ pub(super) async fn run(
     // Before the host is resolved, so that a request without its approval causes no DNS query. The approval is used up
     // here, even if a later step refuses the request.
     let approved = approve::check(cleared, &services.ledger, record).await?;
+    // Not `destination.admitted`, which an older policy may have given.
     let admitted = approved.grant().admitted();
     let counts = record.transfer_counts();
     let pinned = match &destination.pin {
@@ -70,10 +71,11 @@ pub(super) async fn run(
         Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
     };
     let outbound = inject::build_request(approved, pinned, services.settings.proxy.via)?;
-    // After every check, so that only requests that are sent have this line. Nothing is sent if it cannot be written.
+    // Writes the audit line `decided` after all stages that decide. Nothing is sent if it cannot be written. The exchange
+    // may still fail or be revoked before anything is sent; the line that closes it says so.
     record.write_decision().await?;
     // Completes with a refusal once the policy no longer allows the exchange, or its execution has expired or been
-    // stopped.
+    // stopped; `finds` knows the stopped executions.
     let revocation = outbound.watch_revocation(services.policies.changes(), services.finds.clone());
     let execution = destination.admitted.caller().execution();
     match services.forwarder.exchange(outbound, revocation, execution, record).await? {
