@@ -1,4 +1,5 @@
-//! Runs a request to an admitted destination through the stages, from its authorization to the redacted head of the response.
+//! Runs a request to an admitted destination through the stages, from its authorization to the redacted head of the
+//! response.
 //!
 //! The caller has identified the sandbox, counted the call and authorized the destination.
 
@@ -65,14 +66,17 @@ pub(super) async fn run(
     // Not `destination.admitted`, which an older policy may have given.
     let admitted = approved.grant().admitted();
     let counts = record.transfer_counts();
+    // The query would otherwise wait longer than the request may take: `inspect` and `forward` apply that limit themselves,
+    // and the ledger and the log have shorter limits of their own. `counts` keeps which limit was reached.
     let pinned = match &destination.pin {
         None => approved.within_time_limit(&counts, services.resolver.pin(&policy, admitted, record)).await?,
-        // The addresses of a tunnel are checked again for each request, which other rules or a newer policy may allow.
+        // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply to
+        // it than to the tunnel.
         Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
     };
     let outbound = inject::build_request(approved, pinned, services.settings.proxy.via)?;
-    // Writes the audit line `decided` after all stages that decide. Nothing is sent if it cannot be written. The exchange
-    // may still fail or be revoked before anything is sent; the line that closes it says so.
+    // Writes the audit line `decided`, after all stages that decide. Nothing is sent if it cannot be written. The
+    // exchange may still fail or be revoked before anything is sent; the line that closes it says so.
     record.write_decision().await?;
     // Completes with a refusal once the policy no longer allows the exchange, or its execution has expired or been
     // stopped; `finds` knows the stopped executions.
