@@ -66,12 +66,12 @@ pub(super) async fn run(
     // Not `destination.admitted`, which an older policy may have given.
     let admitted = approved.grant().admitted();
     let counts = record.transfer_counts();
-    // The query would otherwise wait longer than the request may take: `inspect` and `forward` apply that limit themselves,
-    // and the ledger and the log have shorter limits of their own. `counts` keeps which limit was reached.
+    // Without this limit, the query could take longer than the request may. `inspect` and `forward` apply it themselves;
+    // the ledger and the log have limits of their own. `counts` keeps which limit was reached.
     let pinned = match &destination.pin {
         None => approved.within_time_limit(&counts, services.resolver.pin(&policy, admitted, record)).await?,
-        // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply to
-        // it than to the tunnel.
+        // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply
+        // to it than to the tunnel.
         Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
     };
     let outbound = inject::build_request(approved, pinned, services.settings.proxy.via)?;
