@@ -51,8 +51,21 @@ struct Part {
     count: usize,
     /// The part extends over the whole text, and a pattern may extend beyond it.
     is_whole: bool,
+    /// The part ends at a separator, so no pattern extends beyond it.
+    is_separated: bool,
     /// The number of bytes after the part that may belong to an escape in it.
     in_escape: usize,
+}
+
+/// The end of the bytes after a seam that belong to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HeadEnd {
+    /// The next seam. A pattern may extend over both.
+    Seam,
+    /// A separator, or the start of the text.
+    Separator,
+    /// A byte after which a pattern over the seam has been found. Another one may contain the last of these bytes.
+    Length,
 }
 
 impl Excerpt {
@@ -160,12 +173,17 @@ impl Excerpt {
     /// Adds a seam, the bytes that stand for it, and the bytes before it that a pattern over it may contain.
     fn add_seam(&mut self, text: &[u8], seam: Range<usize>, bytes: &[u8], extent: Extent<'_>) {
         if self.seam_end != Some(seam.start) {
-            let (from, is_continued) = self.add_head(text, seam.start, extent);
-            if !is_continued {
-                self.end_stretch(extent);
-                let tail = part_before(text.get(from..seam.start).unwrap_or_default(), extent);
+            let (from, end) = self.add_head(text, seam.start, extent);
+            if end != HeadEnd::Seam {
+                let between = text.get(from..seam.start).unwrap_or_default();
+                let tail = part_before(between, extent);
+                if end == HeadEnd::Separator || tail.length < between.len() {
+                    self.end_stretch(extent);
+                    self.stretch_count = 0;
+                }
                 self.add(text, seam.start.saturating_sub(tail.length), tail.length);
-                (self.stretch_count, self.in_escape) = (tail.count, tail.in_escape);
+                self.stretch_count = self.stretch_count.saturating_add(tail.count);
+                self.in_escape = tail.in_escape;
             }
         }
         if !bytes.is_empty() {
@@ -179,14 +197,19 @@ impl Excerpt {
     }
 
     /// Adds the bytes between the last seam and the next one that a pattern over the last one may contain. Returns the
-    /// offset of the first byte that was not added, and whether a pattern may extend over both seams.
-    fn add_head(&mut self, text: &[u8], end: usize, extent: Extent<'_>) -> (usize, bool) {
-        let Some(seam_end) = self.seam_end else { return (0, false) };
+    /// offset of the first byte that was not added, and where these bytes end.
+    fn add_head(&mut self, text: &[u8], end: usize, extent: Extent<'_>) -> (usize, HeadEnd) {
+        let Some(seam_end) = self.seam_end else { return (0, HeadEnd::Separator) };
         let head = part_after(text.get(seam_end..end).unwrap_or_default(), self.in_escape, extent);
         self.add(text, seam_end, head.length);
         self.stretch_count = self.stretch_count.saturating_add(head.count);
         self.in_escape = head.in_escape;
-        (seam_end.saturating_add(head.length), head.is_whole)
+        let end = match head {
+            Part { is_whole: true, .. } => HeadEnd::Seam,
+            Part { is_separated: true, .. } => HeadEnd::Separator,
+            _ => HeadEnd::Length,
+        };
+        (seam_end.saturating_add(head.length), end)
     }
 
     /// Adds the bytes after the last seam that a pattern over it may contain.
@@ -195,9 +218,10 @@ impl Excerpt {
         self.end_stretch(extent);
     }
 
-    /// Ends a stretch, which is removed if it is too short for a pattern.
+    /// Ends a stretch, which is removed if it is too short for a pattern, or for the part of a long one that has to be
+    /// in it.
     fn end_stretch(&mut self, extent: Extent<'_>) {
-        if self.stretch_count < extent.shortest {
+        if self.stretch_count < extent.shortest.min(extent.required) {
             let (bytes, runs) = self.stretch_start;
             self.bytes.truncate(bytes);
             self.runs.truncate(runs);
@@ -229,16 +253,16 @@ fn part_after(text: &[u8], in_escape: usize, extent: Extent<'_>) -> Part {
         if in_escape > 0 {
             in_escape = in_escape.saturating_sub(1);
         } else if extent.separators.is_separator(*byte) {
-            return Part { length, count, is_whole: false, in_escape };
+            return Part { length, count, is_whole: false, is_separated: true, in_escape };
         } else if is_solid(*byte) {
             left = left.saturating_sub(1);
             if left == 0 {
-                return Part { length, count, is_whole: false, in_escape };
+                return Part { length, count, is_whole: false, is_separated: false, in_escape };
             }
         }
         count = count.saturating_add(1);
     }
-    Part { length: text.len(), count, is_whole: true, in_escape }
+    Part { length: text.len(), count, is_whole: true, is_separated: false, in_escape }
 }
 
 /// As [`part_after`], for the part at the end of a text. The first [`MAX_ESCAPE`] bytes may be the end of an escape, so
@@ -264,17 +288,17 @@ fn part_before(text: &[u8], extent: Extent<'_>) -> Part {
             in_escape = in_escape.max(MAX_ESCAPE.saturating_sub(length));
         } else if extent.separators.is_separator(*byte) {
             if is_separated(length) {
-                return Part { length, count, is_whole: false, in_escape };
+                return Part { length, count, is_whole: false, is_separated: true, in_escape };
             }
         } else if is_solid(*byte) {
             left = left.saturating_sub(1);
             if left == 0 {
-                return Part { length, count, is_whole: false, in_escape };
+                return Part { length, count, is_whole: false, is_separated: false, in_escape };
             }
         }
         count = count.saturating_add(1);
     }
-    Part { length: text.len(), count, is_whole: true, in_escape }
+    Part { length: text.len(), count, is_whole: true, is_separated: false, in_escape }
 }
 
 /// Returns the part if it consists of plain bytes up to a separator, as most do. `visible` are the next bytes, at most as
@@ -294,12 +318,13 @@ fn plain_part<'t>(visible: impl ExactSizeIterator<Item = &'t u8>, length: usize,
                 length: count.saturating_add(1),
                 count,
                 is_whole: false,
+                is_separated: true,
                 in_escape: 0,
             });
         }
         count = count.saturating_add(1);
     }
-    Some(Part { length: needed, count, is_whole: needed == length, in_escape: 0 })
+    Some(Part { length: needed, count, is_whole: needed == length, is_separated: false, in_escape: 0 })
 }
 
 /// Returns true for a byte that no view skips.

@@ -24,7 +24,7 @@ const NARROW: usize = 4;
 /// The maximum number of bytes between two probes.
 const MAX_STRIDE: usize = 8;
 /// The maximum number of bytes at the start of a pattern that are compared before the automaton reads the text.
-const REGION: usize = 64;
+const REGION: usize = 256;
 /// A sender may know this many bytes at the start of a pattern, as with well-known prefixes. Each group of the window
 /// then has at least [`MIN_UNKNOWN`] unknown bytes if the pattern is long enough, because a single unknown byte could
 /// be tried out.

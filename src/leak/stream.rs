@@ -24,8 +24,8 @@ pub(super) struct ScanStream {
     views: ViewTree,
     /// The number of bytes fed so far.
     position: u64,
-    /// The last bytes have been searched although they are too few for the prefilter.
-    is_flushed: bool,
+    /// The partial matches if the stream pauses here, once they have been computed.
+    at_pause: Option<Vec<(u64, u32)>>,
 }
 
 impl ScanStream {
@@ -33,7 +33,7 @@ impl ScanStream {
     pub(super) fn clear(&mut self) {
         self.views.clear();
         self.precheck.resume(&[], 0);
-        (self.is_prechecked, self.position, self.is_flushed) = (false, 0, false);
+        (self.is_prechecked, self.position, self.at_pause) = (false, 0, None);
     }
 
     /// Returns the number of bytes fed so far.
@@ -51,7 +51,7 @@ impl ScanStream {
                 self.precheck_from_here();
             }
             let block = rest.get(..BLOCK).unwrap_or(rest);
-            let length = if self.is_prechecked { block.len() } else { self.next_len(block) };
+            let length = if self.is_prechecked { block.len() } else { next_len(&self.views, block) };
             let (piece, rest_of_text) = rest.split_at(length);
             if !self.is_prechecked {
                 self.search(index, piece, matches);
@@ -62,7 +62,9 @@ impl ScanStream {
             }
             rest = rest_of_text;
         }
-        self.is_flushed &= text.is_empty();
+        if !text.is_empty() {
+            self.at_pause = None;
+        }
         sort_from(&mut matches.complete, before);
     }
 
@@ -74,47 +76,22 @@ impl ScanStream {
 
     /// Searches the bytes that the precheck has not excluded in the views, and the following ones too.
     fn search_pending(&mut self, index: &Index, matches: &mut Matches) {
-        if !std::mem::take(&mut self.is_prechecked) {
-            return;
+        if std::mem::take(&mut self.is_prechecked) {
+            self.views.clear();
+            search_in_views(&mut self.views, index, self.precheck.pending(), matches);
+            let (pending, from) = self.precheck.pending();
+            self.position = from.saturating_add(pending.len() as u64);
         }
-        let precheck = std::mem::take(&mut self.precheck);
-        let (mut rest, from) = precheck.pending();
-        self.views.clear();
-        self.position = from;
-        while !rest.is_empty() {
-            let block = rest.get(..BLOCK).unwrap_or(rest);
-            let (piece, rest_of_text) = rest.split_at(self.next_len(block));
-            self.search(index, piece, matches);
-            rest = rest_of_text;
-        }
-        self.precheck = precheck;
     }
 
     /// Lets the precheck continue if all views are equal and no pattern has started.
     fn precheck_from_here(&mut self) {
-        if let Some((text, from)) = self.views.pending_text() {
-            self.precheck.resume(text, from.unwrap_or(self.position));
+        let Some((text, from)) = self.views.pending_text() else { return };
+        let from = from.unwrap_or(self.position);
+        // The views may have dropped skipped bytes after the text.
+        if from.saturating_add(text.len() as u64) == self.position {
+            self.precheck.resume(text, from);
             self.is_prechecked = true;
-        }
-    }
-
-    /// Returns the number of bytes to search next: up to shortly before the next escape, so that derived views only
-    /// receive the bytes around it.
-    fn next_len(&self, rest: &[u8]) -> usize {
-        if !self.views.is_plain() {
-            return rest.len().min(SHORT_BLOCK);
-        }
-        match EscapeFamilies::ALL.find_in(rest, 0) {
-            None => rest.len(),
-            Some(escape) if escape > MAX_ESCAPE => escape.saturating_sub(MAX_ESCAPE),
-            Some(_) => rest.len().min(SHORT_BLOCK),
-        }
-    }
-
-    fn flush(&mut self, index: &Index, matches: &mut Matches) {
-        if !std::mem::replace(&mut self.is_flushed, true) {
-            self.search_pending(index, matches);
-            self.views.flush(index, matches);
         }
     }
 
@@ -132,8 +109,7 @@ impl ScanStream {
     }
 
     /// Returns the position of the first unsearched byte. Unless many bytes are skipped, the unsearched rest is shorter
-    /// than any lag. Searching it at once takes longer where a guess is right, so that is done only at a pause, or if
-    /// the lag has passed.
+    /// than any lag. It is searched only at a pause, or if the lag has passed.
     pub(super) fn first_unsearched(&self) -> Option<u64> {
         if !self.is_prechecked {
             return self.views.first_unsearched();
@@ -142,30 +118,82 @@ impl ScanStream {
         (!pending.is_empty()).then_some(from)
     }
 
-    /// As [`Self::partials`]. The unsearched rest is included only if `is_all` is set.
+    /// As [`Self::partials`]. The unsearched rest is included only if `with_unsearched` is set.
     pub(super) fn partials_with(&mut self, index: &Index, before: u64, with_unsearched: bool) -> Vec<(u64, u32)> {
         if with_unsearched {
-            self.flush(index, &mut Matches::default());
+            let partials = match self.at_pause.take() {
+                Some(partials) => partials,
+                None => self.partials_at_pause(index),
+            };
+            let partials = self.at_pause.insert(partials);
+            return partials.iter().copied().filter(|(from, _)| *from < before).collect();
         }
         if self.is_prechecked {
             // No pattern has started before the pending bytes.
             return Vec::new();
         }
         let mut partials = self.views.partials(index, before);
-        // Only an incomplete code point is still unsearched after a flush.
-        let has_incomplete = with_unsearched && self.first_unsearched().is_some();
-        if !self.views.has_pending_escape() && !has_incomplete {
-            return partials;
+        if self.views.has_pending_escape() {
+            partials.extend(partials_at_end(self.views.clone(), index, before));
         }
-        // An incomplete escape may already determine the decoded byte, and an incomplete code point may be part of a
-        // value.
-        let mut at_end = self.views.clone();
-        let mut matches = Matches::default();
-        at_end.end(index, &mut matches);
-        partials.extend(at_end.partials(index, before));
-        partials.extend(complete_values(&matches).filter(|(from, _)| *from < before));
         partials
     }
+
+    /// Returns the partial matches if the stream pauses here. The rest is searched in a copy of the views: if the state
+    /// after it were kept, the time that the following bytes take would depend on whether a pattern has begun.
+    fn partials_at_pause(&self, index: &Index) -> Vec<(u64, u32)> {
+        let mut matches = Matches::default();
+        let mut views = if self.is_prechecked {
+            let mut views = ViewTree::default();
+            search_in_views(&mut views, index, self.precheck.pending(), &mut matches);
+            views
+        } else {
+            self.views.clone()
+        };
+        views.flush(index, &mut matches);
+        let mut partials = views.partials(index, u64::MAX);
+        // The length of an escape may depend on the bytes that follow.
+        partials.extend(complete_values(&matches));
+        // Only an incomplete code point is still unsearched.
+        if views.has_pending_escape() || views.first_unsearched().is_some() {
+            partials.extend(partials_at_end(views, index, u64::MAX));
+        }
+        partials
+    }
+}
+
+/// Searches bytes that start at a position of the stream.
+fn search_in_views(views: &mut ViewTree, index: &Index, (mut rest, from): (&[u8], u64), matches: &mut Matches) {
+    let mut position = from;
+    while !rest.is_empty() {
+        let (piece, rest_of_text) = rest.split_at(next_len(views, rest.get(..BLOCK).unwrap_or(rest)));
+        views.feed(index, piece, position, matches);
+        position = position.saturating_add(piece.len() as u64);
+        rest = rest_of_text;
+    }
+}
+
+/// Returns the number of bytes to search next: up to shortly before the next escape, so that derived views only receive
+/// the bytes around it.
+fn next_len(views: &ViewTree, rest: &[u8]) -> usize {
+    if !views.is_plain() {
+        return rest.len().min(SHORT_BLOCK);
+    }
+    match EscapeFamilies::ALL.find_in(rest, 0) {
+        None => rest.len(),
+        Some(escape) if escape > MAX_ESCAPE => escape.saturating_sub(MAX_ESCAPE),
+        Some(_) => rest.len().min(SHORT_BLOCK),
+    }
+}
+
+/// Returns the partial matches at the end of a text, and the values that are complete there. An incomplete escape may
+/// already determine the decoded byte, and an incomplete code point may be part of a value.
+fn partials_at_end(mut views: ViewTree, index: &Index, before: u64) -> impl Iterator<Item = (u64, u32)> {
+    let mut matches = Matches::default();
+    views.end(index, &mut matches);
+    let mut partials = views.partials(index, before);
+    partials.extend(complete_values(&matches).filter(|(from, _)| *from < before));
+    partials.into_iter()
 }
 
 /// Returns the values that are complete if the stream ends here.
@@ -465,7 +493,7 @@ mod tests {
                 scan.feed(&matcher.index, &text[begin..end], &mut matches);
                 begin = end;
                 if pauses {
-                    scan.flush(&matcher.index, &mut matches);
+                    scan.partials_with(&matcher.index, u64::MAX, true);
                 }
             }
             scan.end(&matcher.index, &mut matches);
@@ -571,6 +599,129 @@ mod tests {
         }
         // A blank after a line break is indentation.
         assert_eq!(hidden, 4);
+    }
+
+    /// After a pause, further bytes are searched in the same way whether or not a value has begun before it. Otherwise
+    /// the time would tell a sender which guess is right.
+    #[test]
+    fn a_pause_leaves_no_trace_of_a_guess() {
+        let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let matcher = Matcher::new([(ValueOwner::Token, &value[..])].into_iter());
+        for known in 0..11 {
+            for seam in ["", "%0a\n&#10;", "\u{200b}", "\\n%0a"] {
+                for filler in ["\n", "\u{200b}", "%0a", "x"] {
+                    let modes = [value[known], b'@'].map(|guess| {
+                        let (mut scan, mut matches) = (ScanStream::default(), Matches::default());
+                        let text = [&b"text ....... "[..], &value[..known], &[guess], seam.as_bytes()].concat();
+                        scan.feed(&matcher.index, &text, &mut matches);
+                        scan.partials_with(&matcher.index, u64::MAX, true);
+                        let mut modes = Vec::new();
+                        for _ in 0..20 {
+                            scan.feed(&matcher.index, filler.repeat(500).as_bytes(), &mut matches);
+                            modes.push((scan.is_prechecked, scan.views.is_plain(), scan.first_unsearched()));
+                        }
+                        modes
+                    });
+                    assert_eq!(modes[0], modes[1], "{known} {seam:?} {filler:?}");
+                }
+            }
+        }
+    }
+
+    /// Any number of skipped bytes may stand between a text and a value.
+    #[test]
+    fn skipped_bytes_move_no_match() {
+        let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let matcher = Matcher::new([(ValueOwner::Token, &value[..])].into_iter());
+        for skipped in ["\u{200b}", "\n", "\u{ad}\u{200b}", "\n                "] {
+            for times in [1, 100, 400, 1400, 5000] {
+                let before = format!("x{}", skipped.repeat(times));
+                for size in [before.len() + 30, 4096, 1000, 100] {
+                    let text = format!("{before}k7Qz2mXv9LpW4sVt6eRRu8Yb and more text");
+                    let pieces: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
+                    let from = before.len() as u64;
+                    let want = Ends::from([(from + value.len() as u64, from)]);
+                    assert_eq!(found(&matcher, &pieces), want, "{skipped:?} {times} {size}");
+                }
+            }
+        }
+    }
+
+    /// A value of any length is found although escapes and line breaks divide it, and wherever the stream is cut.
+    #[test]
+    fn finds_long_values_with_seams_at_any_cut() {
+        for length in [60, 70, 100, 155, 300, 600, 1900] {
+            let value: String = (0..length).map(|n: u32| char::from(b'!' + (n * n % 83 + n / 7) as u8 % 90)).collect();
+            let value = value.replace(['\\', '%', '&', '\n'], "~");
+            let matcher = Matcher::new([(ValueOwner::Token, value.as_bytes())].into_iter());
+            for every in [20, 45, 90, 400] {
+                for seam in ["\n", "\\n", "\u{200b}", "%0a"] {
+                    let lines: Vec<&str> =
+                        value.as_bytes().chunks(every).map(|line| std::str::from_utf8(line).unwrap()).collect();
+                    let words = "a word, ".repeat(60);
+                    let text = format!("{words}\"{}\", {words}", lines.join(seam));
+                    for cut in (0..text.len()).step_by(37) {
+                        let (one, two) = text.as_bytes().split_at(cut);
+                        assert!(!found(&matcher, &[one, two]).is_empty(), "{length} {every} {seam:?} at {cut}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bytes after one seam may end within a value that has a seam too.
+    #[test]
+    fn finds_values_at_any_distance_from_another_seam() {
+        for value in ["k7Qz2mXv9LpW4sVt6eRRu8Yb", "q8Z!m2Kx7wPd3"] {
+            let matcher = Matcher::new([(ValueOwner::Token, value.as_bytes())].into_iter());
+            for distance in 0..120 {
+                for at in 1..value.len() {
+                    for [first, second] in [["%20", "%"], ["\n", "\n"], ["&amp;", "\\u00"]] {
+                        let (start, rest) = value.split_at(at);
+                        let rest = match second {
+                            "\n" => format!("\n{rest}"),
+                            escape => format!("{escape}{:02x}{}", rest.as_bytes()[0], &rest[1..]),
+                        };
+                        let words = "word ".repeat(80);
+                        let text = format!("{words}{first}{}{start}{rest}, {words}", "x".repeat(distance));
+                        assert!(!found(&matcher, &[text.as_bytes()]).is_empty(), "{distance} {at} {first:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The length of an escape may be uncertain until the end of the text, or until a pause.
+    #[test]
+    fn finds_values_that_end_with_an_uncertain_escape() {
+        let value = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let matcher = Matcher::new([(ValueOwner::Token, value.as_bytes())].into_iter());
+        for escape in ["&#098;", "&#98;", "&#x62;", "&#x062;", "&#0098", "\\62", "\\62 ", "\\u0062", "%62"] {
+            for before in [0, 40, 300, 5000] {
+                let text = format!("{}{}{escape}", "word ".repeat(before / 5), &value[..value.len() - 1]);
+                assert!(!found(&matcher, &[text.as_bytes()]).is_empty(), "{escape} {before}");
+                let (mut scan, mut matches) = (ScanStream::default(), Matches::default());
+                scan.feed(&matcher.index, text.as_bytes(), &mut matches);
+                let partials = scan.partials_with(&matcher.index, u64::MAX, true);
+                assert!(!partials.is_empty() || !matches.complete.is_empty(), "{escape} {before} at a pause");
+            }
+        }
+    }
+
+    /// The half of a value does not hide the whole one, of which the end has not arrived.
+    #[test]
+    fn a_match_within_an_incomplete_value_does_not_hide_it() {
+        let part = b"SflKxwRJSMeKKF2QT4fw";
+        let value =
+            [&b"eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIiwibmFtZSI6IkpvaG4."[..], part].concat();
+        let whole = [&value[..], b"pMeJf36POk6yJV"].concat();
+        let matcher = Matcher::new([(ValueOwner::Token, &whole[..]), (ValueOwner::Token, &part[..])].into_iter());
+        let text = [b"text ", &whole[..], b" and more text"].concat();
+        for cut in 0..=text.len() {
+            let (one, two) = text.split_at(cut);
+            let found = found(&matcher, &[one, two]);
+            assert!(found.contains(&(5 + whole.len() as u64, 5)), "cut at {cut}: {found:?}");
+        }
     }
 
     /// A stretch of ordinary text, with few or many escapes, that is long enough for the precheck.

@@ -203,14 +203,16 @@ impl View {
             if !is_walking {
                 let rest = text.get(at..).unwrap_or_default();
                 let found = self.next_candidate(index, (rest, at), spans, matches);
+                // A pattern that starts from here on may continue after the text, and is no candidate yet.
+                let incomplete = rest.len().saturating_sub(prefilter.required_len().saturating_sub(1));
                 let skipped = match found {
                     Some(candidate) => {
                         until = at.saturating_add(candidate).saturating_add(prefilter.width());
-                        candidate.saturating_sub(prefilter.lookbehind())
+                        candidate.saturating_sub(prefilter.lookbehind()).min(incomplete)
                     }
                     None => {
                         until = text.len();
-                        rest.len().saturating_sub(prefilter.required_len().saturating_sub(1))
+                        incomplete
                     }
                 };
                 at = at.saturating_add(skipped);
