@@ -12,7 +12,7 @@
 use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
-use super::fold::{fold, ignorable_len, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
+use super::fold::{fold, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
 use super::index::{Index, Patterns};
 use super::matches::{Match, Matches};
 use super::unescape::PositionedByte;
@@ -22,7 +22,7 @@ const MIN_WALK_DEPTH: usize = 4;
 
 /// The maximum number of unsearched bytes that are kept with line breaks and other skipped bytes among them. Beyond it
 /// the skipped bytes are dropped.
-const MAX_UNSEARCHED: usize = 1024;
+const MAX_UNSEARCHED: usize = 512;
 
 /// The positions of a run of bytes. A span extends to the offset of the next one.
 #[derive(Clone, Copy)]
@@ -138,7 +138,8 @@ impl View {
         self.joined.clear();
         let mut offset = 0;
         while let Some(rest) = text.get(offset..).filter(|rest| !rest.is_empty()) {
-            let indent = rest.iter().take_while(|byte| self.is_indented && is_indent(**byte)).count();
+            let is_skipped = |byte: &u8| is_indent(*byte) || is_line_break(*byte);
+            let indent = rest.iter().take_while(|byte| self.is_indented && is_skipped(byte)).count();
             let rest = rest.get(indent..).unwrap_or_default();
             let (length, skipped) = next_skipped(rest, is_ascii).unwrap_or((rest.len(), 0));
             let is_line_end = rest.get(length).is_some_and(|byte| is_line_break(*byte));
@@ -475,36 +476,34 @@ impl Buffer {
     /// bytes.
     fn drop_skipped(&mut self) {
         let (text, spans) = (std::mem::take(&mut self.text), std::mem::take(&mut self.spans));
-        let mut skipped: Option<PositionedByte> = None;
+        let source = Source { bytes: &text, spans: &spans };
         // An incomplete code point may turn out to be ignorable.
         let complete_len = text.len().saturating_sub(incomplete_ignorable_len(&text));
-        let mut skipped_to = 0;
-        for (at, byte) in text.iter().enumerate() {
-            if at == complete_len {
-                skipped.take().into_iter().for_each(|line_break| self.push_byte(line_break));
+        let complete = text.get(..complete_len).unwrap_or_default();
+        let is_ascii = complete.is_ascii();
+        let (mut at, mut cursor) = (0_usize, 0);
+        let mut line_break = None;
+        while let Some(rest) = complete.get(at..).filter(|rest| !rest.is_empty()) {
+            let is_skipped = |byte: &u8| is_indent(*byte) || is_line_break(*byte);
+            let indent = rest.iter().take_while(|byte| line_break.is_some() && is_skipped(byte)).count();
+            at = at.saturating_add(indent);
+            let rest = rest.get(indent..).unwrap_or_default();
+            let (length, skipped) = next_skipped(rest, is_ascii).unwrap_or((rest.len(), 0));
+            let end = at.saturating_add(length);
+            if length > 0 {
+                line_break = None;
+                self.push_from(source, at, end, &mut cursor);
             }
-            if at >= complete_len {
-                let (from, to) = position_of(&spans, at as u64);
-                self.push_byte(PositionedByte { byte: *byte, from, to });
-                continue;
+            if rest.get(length).is_some_and(|byte| is_line_break(*byte)) {
+                line_break = Some(end);
             }
-            if let Some(length) = text.get(at..).and_then(ignorable_len) {
-                skipped_to = at.saturating_add(length);
-            }
-            if at < skipped_to {
-                continue;
-            }
-            let (from, to) = position_of(&spans, at as u64);
-            let byte_at = PositionedByte { byte: *byte, from, to };
-            if is_line_break(*byte) {
-                skipped = Some(byte_at);
-            } else if skipped.is_none() || !is_indent(*byte) {
-                skipped = None;
-                self.push_byte(byte_at);
-            }
+            at = end.saturating_add(skipped);
         }
         // The following bytes may continue the indentation.
-        skipped.into_iter().for_each(|line_break| self.push_byte(line_break));
+        if let Some(at) = line_break {
+            self.push_from(source, at, at.saturating_add(1), &mut cursor);
+        }
+        self.push_from(source, complete_len, text.len(), &mut cursor);
     }
 
     /// Returns true if every further match starts at or after a position.
