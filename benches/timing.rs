@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench timing` plays a sandbox that has the beginning of a value and tries the next characters: for
 //! each guess it repeatedly sends compressed bodies that decode to nothing but the guess, and measures their duration.
-//! It does so for values of its own task, of another task, and for its token. A word after `--` selects rows by name;
+//! It also sends the guess with a few escapes, pauses, and measures the bytes after that, which the scanner skips. It
+//! does so for values of its own task, of another task, and for its token. A word after `--` selects rows by name;
 //! `BODIES`, `GUESSES` and `MEGABYTES` in the environment change the size.
 //!
 //! Each row shows the time of a body with the right guess (the sum of the rounds' medians) as a ratio to that of the
@@ -36,7 +37,7 @@ fn main() {
     println!("{:<44} {:>8} {:>7} {:>6} {:>8} {:>8}", "", "ratio", "sd", "rank", "slowest", "fastest");
     for whose in ["own", "other", "token"] {
         for known in [3, 8, 12] {
-            for text in [Text::Plain, Text::Escaped, Text::Hex] {
+            for text in [Text::Plain, Text::Escaped, Text::Hex, Text::Paused] {
                 let name = format!("{whose}, {known} bytes known, {}", text.name());
                 if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
                     row(&name, whose, (known, text), &size);
@@ -59,6 +60,15 @@ enum Text {
     /// With some escapes, so that the scanner reads it in several ways.
     Escaped,
     Hex,
+    /// Once, and then a pause and line breaks.
+    Paused,
+}
+
+/// What one measurement sends.
+enum Body {
+    Gzip(Vec<u8>),
+    /// Pieces with a pause after each.
+    Pieces(Vec<Vec<u8>>),
 }
 
 impl Text {
@@ -67,16 +77,21 @@ impl Text {
             Self::Plain => "as it is",
             Self::Escaped => "among escapes",
             Self::Hex => "in hex",
+            Self::Paused => "before a pause",
         }
     }
 
-    fn of(self, guess: &[u8], bytes: usize) -> Vec<u8> {
+    fn body(self, guess: &[u8], bytes: usize) -> Body {
         let unit: Vec<u8> = match self {
             Self::Plain => guess.to_vec(),
             Self::Escaped => [&guess.repeat(64 / guess.len()), &b"\\n"[..]].concat(),
             Self::Hex => guess.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect(),
+            Self::Paused => {
+                let head = [&b"text ...... "[..], guess, b"%0a\\n&#10;"].concat();
+                return Body::Pieces(vec![head, vec![b'\n'; bytes]]);
+            }
         };
-        unit.into_iter().cycle().take(bytes).collect()
+        coded(&unit.into_iter().cycle().take(bytes).collect::<Vec<_>>())
     }
 }
 
@@ -121,8 +136,8 @@ fn median_times(whose: &str, (known, text): (usize, Text), size: &Size, each: us
             next.push(letter);
         }
     }
-    let body = |letter: &u8| coded(&text.of(&[&value[..known], &[*letter]].concat(), size.bytes));
-    let bodies: Vec<Vec<u8>> = next.iter().map(body).collect();
+    let body = |letter: &u8| text.body(&[&value[..known], &[*letter]].concat(), size.bytes);
+    let bodies: Vec<Body> = next.iter().map(body).collect();
     let mut times = vec![Vec::new(); bodies.len()];
     for body in &bodies {
         time(body, &matcher);
@@ -138,8 +153,30 @@ fn median_times(whose: &str, (known, text): (usize, Text), size: &Size, each: us
     times.iter().map(|times| times[times.len() / 2]).collect()
 }
 
-/// Returns the seconds that the scan of an encoded body takes.
-fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
+/// Returns the seconds that the scan of a body takes.
+fn time(body: &Body, matcher: &Arc<Matcher>) -> f64 {
+    match body {
+        Body::Gzip(body) => time_of_gzip(body, matcher),
+        Body::Pieces(pieces) => time_of_pieces(pieces, matcher),
+    }
+}
+
+fn time_of_pieces(pieces: &[Vec<u8>], matcher: &Arc<Matcher>) -> f64 {
+    let began = Instant::now();
+    let mut hold = Holdback::new(matcher.clone());
+    for piece in pieces {
+        for portion in piece.chunks(16 * 1024) {
+            hold.feed(Bytes::copy_from_slice(portion)).unwrap();
+            hold.release_beyond_lag().unwrap();
+            while hold.take().is_some() {}
+        }
+        hold.pause().unwrap();
+    }
+    hold.end().unwrap();
+    began.elapsed().as_secs_f64()
+}
+
+fn time_of_gzip(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
     let bounds = DecodeLimits { total: u64::MAX, ratio: u64::MAX };
     let began = Instant::now();
     let mut decoder = Decoder::new(&[Coding::Gzip], bounds, &Arc::default()).unwrap();
@@ -160,10 +197,10 @@ fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-fn coded(text: &[u8]) -> Vec<u8> {
+fn coded(text: &[u8]) -> Body {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(text).unwrap();
-    encoder.finish().unwrap()
+    Body::Gzip(encoder.finish().unwrap())
 }
 
 fn random(length: usize) -> Vec<u8> {

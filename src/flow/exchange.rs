@@ -55,19 +55,21 @@ pub(super) async fn run(
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
-    // The body may have taken long to arrive, so the request is authorized again under the current policy. Later
-    // changes of the policy are covered by `revocation` below, which checks the current policy first.
+    // The body may have taken long to arrive, so the request is authorized again under the current policy. If only that
+    // policy requires an approval, the body may not be complete, and `approve` refuses with `Fail::Draining`: the
+    // client retries. Later changes of the policy are covered by `revocation` below, which checks the current policy first.
     let policy = services.policies.snapshot();
     let grant = authorize::renew(&policy, grant, &head, record)?;
     let cleared = inspect::request(grant, head, body, record).await?;
-    // Before the host is resolved, so that a request without its approval causes no DNS query. The approval is used up
-    // here, even if a later step refuses the request.
+    // Before the host is resolved, so that a request without its approval causes no DNS query. The ledger finds the
+    // approval and uses it up in one step, so it is spent even if a later step refuses the request.
     let approved = approve::check(cleared, &services.ledger, record).await?;
     // Not `destination.admitted`, which an older policy may have given.
     let admitted = approved.grant().admitted();
     let counts = record.transfer_counts();
-    // Without this limit, the query could take longer than the request may. `inspect` and `forward` apply it themselves;
-    // the ledger and the log have limits of their own. `counts` keeps which limit was reached.
+    // Without this limit, the query could take longer than the request may. Reading the body and `forward` have it
+    // already; scans are bounded by their size, and the ledger and the log have limits of their own. `counts` keeps which
+    // limit was reached.
     let pinned = match &destination.pin {
         None => approved.within_time_limit(&counts, services.resolver.pin(&policy, admitted, record)).await?,
         // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply
@@ -81,6 +83,7 @@ pub(super) async fn run(
     // Completes with a refusal once the policy no longer allows the exchange, or its execution has expired or been
     // stopped; `finds` knows the stopped executions.
     let revocation = outbound.watch_revocation(services.policies.changes(), services.finds.clone());
+    // The caller is the same under every policy; `approved`, which has it too, has been consumed.
     let execution = destination.admitted.caller().execution();
     match services.forwarder.exchange(outbound, revocation, execution, record).await? {
         Received::Upgrade(upgrade) => Ok(Answer::Upgrade(upgrade)),

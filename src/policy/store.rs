@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::rule::Policy;
 
-/// Holds the policy in force. Requests take one snapshot each, and tunnels are notified of a new policy.
+/// Holds the policy in force. Requests take snapshots, and tunnels are notified of a new policy.
 pub struct PolicyStore {
     current: watch::Sender<Arc<Policy>>,
 }

@@ -74,7 +74,7 @@ impl Approved {
 /// # Errors
 /// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many approvals of the
 /// execution are open; [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`];
-/// [`Fail::Draining`] if a new policy requires an approval after the body was already sent on unbuffered.
+/// [`Fail::Draining`] if a new policy requires an approval and the body was not buffered under the old one.
 pub async fn check(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
     let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, approval_used: false }) };
