@@ -12,6 +12,7 @@
 //! keyed and the windows are chosen at random, so that texts cannot be prepared for them.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::LazyLock;
 
 use zeroize::Zeroizing;
 
@@ -109,7 +110,7 @@ impl Prefilter {
             }
             let window = form.bytes.get(at..).unwrap_or_default();
             for (group, at) in window.windows(width).take(stride).zip(at..) {
-                found.extend(spellings(group).into_iter().map(|group| (group, at, region, partial)));
+                SPELLINGS.visit(group, &mut |group| found.push((group, at, region, partial)));
             }
         }
         found.sort_unstable();
@@ -282,42 +283,52 @@ fn hash(hasher: &RandomState, text: &[u8]) -> u64 {
 fn choose_window(form: &Form, window: usize, width: usize, random: &mut Random) -> usize {
     let last = form.bytes.len().saturating_sub(window);
     let (low, high) = (form.prefix_len.min(last), form.prefix_len.saturating_add(WINDOW_SPREAD).min(last));
-    let variety = |at: usize| {
-        let window = form.bytes.get(at..at.saturating_add(window)).unwrap_or_default();
-        window.windows(width).map(distinct).min().unwrap_or_default().min(MIN_DISTINCT)
-    };
-    let max_variety = (low..=high).map(variety).max().unwrap_or_default();
-    let best: Vec<usize> = (low..=high).filter(|at| variety(*at) == max_variety).collect();
+    let candidates = form.bytes.get(low..high.saturating_add(window).min(form.bytes.len())).unwrap_or_default();
+    let groups: Vec<usize> = candidates.windows(width).map(|group| distinct(group).min(MIN_DISTINCT)).collect();
+    let in_window = window.saturating_sub(width).saturating_add(1).min(groups.len()).max(1);
+    let variety = || groups.windows(in_window).map(|groups| groups.iter().min().copied().unwrap_or_default());
+    let max_variety = variety().max().unwrap_or_default();
+    let best: Vec<usize> = (low..).zip(variety()).filter(|(_, it)| *it == max_variety).map(|(at, _)| at).collect();
     let chosen = usize::try_from(random.next() >> 32).unwrap_or_default().checked_rem(best.len());
     chosen.and_then(|at| best.get(at)).copied().unwrap_or(low)
 }
 
+/// Returns the number of different bytes.
 fn distinct(group: &[u8]) -> usize {
-    let mut known = group.to_vec();
-    known.sort_unstable();
-    known.dedup();
-    known.len()
+    let is_first = |(at, byte): &(usize, &u8)| !group.get(..*at).unwrap_or_default().contains(byte);
+    group.iter().enumerate().filter(is_first).count()
 }
 
-/// Returns all spellings of a folded group, without case.
-fn spellings(group: &[u8]) -> Vec<u64> {
-    let mut spellings = vec![[0; WIDE]];
-    for (at, byte) in group.iter().enumerate() {
-        let mut next: Vec<[u8; WIDE]> = Vec::new();
-        for known in spellings {
-            for byte in unfolded(*byte) {
-                let mut one = known;
-                if let Some(entry) = one.get_mut(at) {
-                    *entry = byte & 0xdf;
-                }
-                next.push(one);
-            }
-        }
-        next.sort_unstable();
-        next.dedup();
-        spellings = next;
+static SPELLINGS: LazyLock<Spellings> = LazyLock::new(Spellings::new);
+
+/// The spellings of each folded byte, without case.
+struct Spellings(Vec<Vec<u8>>);
+
+impl Spellings {
+    fn new() -> Self {
+        let of = |folded: u8| {
+            let mut spellings: Vec<u8> = unfolded(folded).map(|byte| byte & 0xdf).collect();
+            spellings.sort_unstable();
+            spellings.dedup();
+            spellings
+        };
+        Self((0..=u8::MAX).map(of).collect())
     }
-    spellings.into_iter().map(group_key).collect()
+
+    /// Calls `visit` with each spelling of a folded group.
+    fn visit(&self, group: &[u8], visit: &mut dyn FnMut(u64)) {
+        self.extend([0; WIDE], 0, group, visit);
+    }
+
+    fn extend(&self, mut known: [u8; WIDE], at: usize, rest: &[u8], visit: &mut dyn FnMut(u64)) {
+        let Some((byte, rest)) = rest.split_first() else { return visit(group_key(known)) };
+        for spelling in self.0.get(usize::from(*byte)).into_iter().flatten() {
+            if let Some(entry) = known.get_mut(at) {
+                *entry = *spelling;
+            }
+            self.extend(known, at.saturating_add(1), rest, visit);
+        }
+    }
 }
 
 /// Random numbers seeded by the system. Without a system source the seed is constant, so the choice of windows is too;
