@@ -251,7 +251,7 @@ fn part_after(text: &[u8], in_escape: usize, extent: Extent<'_>) -> Part {
             in_escape = MAX_ESCAPE;
         }
         if in_escape > 0 {
-            in_escape = in_escape.saturating_sub(1);
+            in_escape = in_escape.saturating_sub(usize::from(!may_repeat(*byte)));
         } else if extent.separators.is_separator(*byte) {
             return Part { length, count, is_whole: false, is_separated: true, in_escape };
         } else if is_solid(*byte) {
@@ -273,19 +273,20 @@ fn part_before(text: &[u8], extent: Extent<'_>) -> Part {
     let is_separated = |length: usize| {
         // A separator may belong to an escape that starts before it.
         let rest = text.get(..text.len().saturating_sub(length)).unwrap_or_default();
-        let start = rest.len().saturating_sub(MAX_ESCAPE);
-        !extent.has_escapes || !rest.get(start..).unwrap_or_default().iter().any(|byte| begins_escape(*byte))
+        let mut last = rest.iter().rev().filter(|byte| !may_repeat(**byte)).take(MAX_ESCAPE);
+        !extent.has_escapes || !last.any(|byte| begins_escape(*byte))
     };
     if let Some(part) = plain_part(visible.iter().rev(), text.len(), extent)
         && (part.is_whole || part.length == needed || is_separated(part.length))
     {
         return part;
     }
-    let (mut left, mut count, mut in_escape) = (needed, 0_usize, 0_usize);
+    let (mut left, mut count, mut in_escape, mut distance) = (needed, 0_usize, 0_usize, 0_usize);
     for (length, byte) in (1_usize..).zip(text.iter().rev()) {
+        distance = distance.saturating_add(usize::from(!may_repeat(*byte)));
         if extent.has_escapes && begins_escape(*byte) {
             left = left.saturating_add(MAX_ESCAPE);
-            in_escape = in_escape.max(MAX_ESCAPE.saturating_sub(length));
+            in_escape = in_escape.max(MAX_ESCAPE.saturating_sub(distance));
         } else if extent.separators.is_separator(*byte) {
             if is_separated(length) {
                 return Part { length, count, is_whole: false, is_separated: true, in_escape };
@@ -325,6 +326,11 @@ fn plain_part<'t>(visible: impl ExactSizeIterator<Item = &'t u8>, length: usize,
         count = count.saturating_add(1);
     }
     Some(Part { length: needed, count, is_whole: needed == length, is_separated: false, in_escape: 0 })
+}
+
+/// Returns true for a byte of which an escape may have any number: a numeric reference may have leading zeros.
+fn may_repeat(byte: u8) -> bool {
+    byte == b'0'
 }
 
 /// Returns true for a byte that no view skips.

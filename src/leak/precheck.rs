@@ -139,6 +139,8 @@ fn first_anchor(text: &[u8], start: usize) -> Option<usize> {
             return Some(at);
         }
         (certain, is_solid) = match unit {
+            // A numeric reference may have any number of leading zeros.
+            Unit::Byte(b'0') => (certain, true),
             Unit::Byte(byte) => (certain.saturating_add(1), !is_indent(byte) && !is_line_break(byte)),
             Unit::Other => (certain.saturating_add(1), false),
             Unit::Uncertain => (0, false),
@@ -160,9 +162,11 @@ fn bytes_in_every_view(text: &[u8]) -> usize {
                 None
             }
         };
-        is_indented = byte.is_some_and(|byte| is_line_break(byte) || is_indented && is_indent(byte));
+        // Invisible code points do not end indentation.
+        is_indented = byte.map_or(is_indented, |byte| is_line_break(byte) || is_indented && is_indent(byte));
         if in_escape > 0 {
-            in_escape = in_escape.saturating_sub(1);
+            // A numeric reference may have any number of leading zeros.
+            in_escape = in_escape.saturating_sub(usize::from(byte != Some(b'0')));
             // A decoded line break may be followed by indentation.
             is_indented |= in_escape == 0 && byte.is_some_and(is_indent);
         } else if byte.is_some() && !is_indented {

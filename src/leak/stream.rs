@@ -532,7 +532,7 @@ mod tests {
     }
 
     /// The ways to escape a byte once or twice, and to put skipped bytes next to it.
-    const STYLES: [fn(u8) -> String; 26] = [
+    const STYLES: [fn(u8) -> String; 29] = [
         |byte| format!("%{byte:02x}"),
         |byte| format!("%25{byte:02X}"),
         |byte| format!("%u{byte:04x}"),
@@ -559,6 +559,9 @@ mod tests {
         |byte| format!("\\n    {}", char::from(byte)),
         |byte| format!("\u{200b}{}", char::from(byte)),
         |byte| format!("%E2%80%8B{}", char::from(byte)),
+        |byte| format!("&amp;#{byte:014};"),
+        |byte| format!("%26#x{byte:060x};"),
+        |byte| format!("&#{byte:016};"),
     ];
 
     /// The precheck finds a value whose bytes are all escaped in one way, or some of them, behind and before any text.
@@ -686,6 +689,23 @@ mod tests {
                         let text = format!("{words}{first}{}{start}{rest}, {words}", "x".repeat(distance));
                         assert!(!found(&matcher, &[text.as_bytes()]).is_empty(), "{distance} {at} {first:?}");
                     }
+                }
+            }
+        }
+    }
+
+    /// Invisible code points do not end the indentation of a line, wherever a chunk ends.
+    #[test]
+    fn finds_values_in_lines_indented_behind_invisible_bytes() {
+        let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let matcher = Matcher::new([(ValueOwner::Token, &value[..])].into_iter());
+        for seam in ["\n\u{200b}", "\n\u{200b}\n", "%0a\u{200b}", "\n%E2%80%8B", "\n&shy;"] {
+            for blanks in [1, 20, 60, 70, 200] {
+                let seam = format!("{seam}{}", " ".repeat(blanks));
+                let text = format!("k7Qz{seam}2mXv9LpW4sVt6eRRu8Yb");
+                for cut in 0..=text.len() {
+                    let text = format!("{}{text}, {}", "w".repeat(8192 - cut), "word ".repeat(600));
+                    assert!(!found(&matcher, &[text.as_bytes()]).is_empty(), "{seam:?} at {cut}");
                 }
             }
         }
