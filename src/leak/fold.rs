@@ -62,7 +62,7 @@ pub(super) const fn ignorable_len(text: &[u8]) -> Option<usize> {
 }
 
 /// Returns true for the first byte of a code point that may be ignorable.
-pub(super) const fn begins_ignorable(byte: u8) -> bool {
+const fn begins_ignorable(byte: u8) -> bool {
     matches!(byte, 0xc2 | 0xcd | 0xd8 | 0xe1 | 0xe2 | 0xe3 | 0xef | 0xf0 | 0xf3)
 }
 
@@ -111,54 +111,6 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
         }
         at = at.saturating_add(1);
     }
-}
-
-/// Returns the offset and the length of the next invisible code point from an offset on.
-pub(super) fn find_ignorable(text: &[u8], from: usize) -> Option<(usize, usize)> {
-    let mut at = from;
-    loop {
-        let rest = text.get(at..)?;
-        // Whole blocks are checked at once, each byte with the one after it. Without branches, the compiler uses vector
-        // instructions.
-        let (first, second) = (rest.as_chunks::<PAIRS>().0, rest.get(1..).unwrap_or_default().as_chunks::<PAIRS>().0);
-        let clear = first.iter().zip(second).take_while(|(first, second)| !may_have_ignorable(first, second)).count();
-        at = at.saturating_add(clear.saturating_mul(PAIRS));
-        let end = text.len().min(at.saturating_add(PAIRS));
-        if at >= end {
-            return None;
-        }
-        let code_point = |at: usize| Some((at, ignorable_len(text.get(at..)?)?));
-        if let Some(found) = (at..end).find_map(code_point) {
-            return Some(found);
-        }
-        at = end;
-    }
-}
-
-/// The number of bytes that are checked at once for invisible code points.
-const PAIRS: usize = 32;
-
-#[inline]
-fn may_have_ignorable(first: &[u8; PAIRS], second: &[u8; PAIRS]) -> bool {
-    let mut found = 0_u8;
-    for (first, second) in first.iter().zip(second) {
-        found |= u8::from(may_begin_ignorable(*first, *second));
-    }
-    found != 0
-}
-
-/// Returns true for the first two bytes of each invisible code point, and of few others.
-#[inline]
-const fn may_begin_ignorable(first: u8, second: u8) -> bool {
-    (first == 0xc2) & (second == 0xad)
-        | (first == 0xcd) & (second == 0x8f)
-        | (first == 0xd8) & (second == 0x9c)
-        | (first == 0xe1) & ((second == 0x85) | (second == 0x9e) | (second == 0xa0))
-        | (first == 0xe2) & ((second == 0x80) | (second == 0x81))
-        | (first == 0xe3) & (second == 0x85)
-        | (first == 0xef) & ((second == 0xb8) | (second == 0xbb) | (second == 0xbe) | (second == 0xbf))
-        | (first == 0xf0) & ((second == 0x9b) | (second == 0x9d))
-        | (first == 0xf3) & (second == 0xa0)
 }
 
 /// Returns a text without ignorable code points.
@@ -214,12 +166,6 @@ mod tests {
                     assert_eq!(incomplete_ignorable_len(&text), cut, "{:x}", u32::from(c));
                 }
                 assert_eq!(next_skipped(&[b"x\xe2", bytes].concat(), false), Some((2, bytes.len())));
-                for before in [0, 1, 30, 31, 32, 33, 70] {
-                    let text = [&vec![b'x'; before], bytes, b"y"].concat();
-                    assert_eq!(find_ignorable(&text, 0), Some((before, bytes.len())), "{:x}", u32::from(c));
-                    assert_eq!(find_ignorable(&text[..before + bytes.len()], 0), Some((before, bytes.len())));
-                    assert_eq!(find_ignorable(&text, before + 1), None);
-                }
             }
         }
         assert_eq!(

@@ -2,10 +2,8 @@
 
 use super::automaton::Automaton;
 use super::encodings::Form;
-use super::excerpt::Extent;
 use super::families::Family;
 use super::prefilter::Prefilter;
-use super::separators::Separators;
 use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
 
@@ -13,22 +11,12 @@ use crate::model::secret::TokenHash;
 pub(super) struct Patterns {
     pub(super) automaton: Automaton,
     pub(super) prefilter: Prefilter,
-    separators: Separators,
-    /// The length of the shortest pattern in bytes.
-    shortest: usize,
 }
 
 impl Patterns {
     pub(super) fn new(forms: Vec<(Form, u32)>) -> Self {
-        let (prefilter, separators) = (Prefilter::new(&forms), Separators::new(&forms));
-        let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or_default();
-        Self { automaton: Automaton::new(forms), prefilter, separators, shortest }
-    }
-
-    /// Returns how far the patterns extend over a text.
-    pub(super) fn extent(&self) -> Extent<'_> {
-        let Self { prefilter, separators, shortest, .. } = self;
-        Extent { separators, required: prefilter.required_len(), shortest: *shortest, has_escapes: true }
+        let prefilter = Prefilter::new(&forms);
+        Self { automaton: Automaton::new(forms), prefilter }
     }
 
     /// Returns the owner of the first pattern in a folded text.

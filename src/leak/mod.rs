@@ -12,13 +12,13 @@
 //!    in responses.
 //! 2. `scanner` scans a stream as it arrives, regardless of how it is cut: its bytes (`stream`), embedded base64 and
 //!    lists of numbers.
-//! 3. `views` searches the bytes in several views, because recipients decode escapes differently. `precheck` excludes
-//!    most texts first.
+//! 3. `views` searches the bytes in several views, because recipients decode escapes differently.
 //! 4. In each view, `prefilter` finds candidates and `automaton` verifies them.
 //!
-//! Terms: a *value* is a secret. Its *owner* is a credential, the token or a family, and is a number in the index. A *form* is one encoding of a value. A
-//! *partial match* is the start of a form that has at least half of the value, but not all of it. A *half* is the first
-//! or second half of a long value that is searched for on its own. A *position* is a byte offset in the stream.
+//! Terms: a *value* is a secret. Its *owner* is a credential, the token or a family, and is a number in the index. A
+//! *form* is one encoding of a value. A *partial match* is the start of a form that has at least half of the value, but
+//! not all of it. A *half* is the first or second half of a long value that is searched for on its own. A *position* is
+//! a byte offset in the stream.
 //!
 //! If the proxy refuses or redacts a text, a sandbox that guessed a value learns that the guess is right. So neither the
 //! time of a search nor the bytes released may depend on how much of a guess is right. For the same reason weak values
@@ -28,7 +28,6 @@ mod automaton;
 mod delay_queue;
 mod embedded;
 mod encodings;
-mod excerpt;
 pub mod families;
 mod fold;
 mod holdback;
@@ -37,11 +36,9 @@ mod mask;
 mod matcher;
 mod matches;
 mod number_lists;
-mod precheck;
 mod prefilter;
 mod redact;
 mod scanner;
-mod separators;
 mod stream;
 pub mod strength;
 mod unescape;

@@ -195,7 +195,7 @@ impl View {
         (text, is_filtered): (&[u8], bool),
         matches: &mut Matches,
     ) -> usize {
-        let Patterns { automaton, prefilter, .. } = &index.patterns;
+        let Patterns { automaton, prefilter } = &index.patterns;
         let mut state = self.state;
         // The automaton reads at least every byte before `until`.
         let (mut at, mut until) = (0, 0);
@@ -432,21 +432,6 @@ impl Buffer {
     /// Returns the position of the first unsearched byte.
     pub(super) fn first_unsearched(&self) -> Option<u64> {
         self.text.first().map(|_| position_of(&self.spans, 0).0)
-    }
-
-    /// Returns the unsearched bytes and the position of the first, if they are consecutive in the stream, do not begin
-    /// with a blank that may be indentation, and no pattern has started before them.
-    pub(super) fn plain_text(&self) -> Option<(&[u8], Option<u64>)> {
-        if self.view.state != State::default() || self.view.partial.is_some() {
-            return None;
-        }
-        match (self.text.first(), &*self.spans) {
-            (None, _) if !self.view.is_indented => Some((&[], None)),
-            (Some(first), [span]) if span.width == 1 && !is_indent(*first) => {
-                Some((&**self.text, Some(span.position(0).0)))
-            }
-            _ => None,
-        }
     }
 
     /// Removes the searched bytes. Derived views have already received them.

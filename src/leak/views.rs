@@ -53,12 +53,6 @@ impl ViewTree {
         !self.derived.is_diverged()
     }
 
-    /// Returns the bytes that have not been searched and the position of the first, if there are any. Returns
-    /// `None` if the views differ or a pattern may have started before these bytes.
-    pub(super) fn pending_text(&self) -> Option<(&[u8], Option<u64>)> {
-        if self.is_plain() { self.raw.plain_text() } else { None }
-    }
-
     /// Searches the last bytes too, although they are too few for the prefilter.
     pub(super) fn flush(&mut self, index: &Index, matches: &mut Matches) {
         self.search_rest(index, SearchMode::Pause, matches);
