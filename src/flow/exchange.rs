@@ -40,6 +40,10 @@ pub(super) enum Answer {
 ///
 /// # Errors
 /// The refusal of the first stage that rejects the request. The caller records it.
+///
+/// # Cancel safety
+/// If the client disconnects, the future is dropped at its current await. `record` is dropped by the caller then, which
+/// writes the line that closes it.
 pub(super) async fn run(
     services: &Services,
     destination: &Destination,
@@ -61,15 +65,16 @@ pub(super) async fn run(
     let policy = services.policies.snapshot();
     let grant = authorize::renew(&policy, grant, &head, record)?;
     let cleared = inspect::request(grant, head, body, record).await?;
-    // Before the host is resolved, so that a request without its approval causes no DNS query. The ledger finds the
-    // approval and uses it up in one step, so it is spent even if a later step refuses the request.
+    // Does not wait for a person: without an approval the request is refused at once with `Deny::ApprovalPending`, and
+    // the client repeats it. Before the host is resolved, so that such a request causes no DNS query. The ledger finds
+    // the approval and uses it up in one step, so it is spent even if a later step refuses the request.
     let approved = approve::check(cleared, &services.ledger, record).await?;
     // Not `destination.admitted`, which an older policy may have given.
     let admitted = approved.grant().admitted();
     let counts = record.transfer_counts();
     // Without this limit, the query could take longer than the request may. Reading the body and `forward` have it
-    // already; scans are bounded by their size, and the ledger and the log have limits of their own. `counts` keeps which
-    // limit was reached.
+    // already. The scans of one execution may wait for each other, so that they never use all threads; their sizes are
+    // bounded. The ledger and the log have limits of their own. `counts` keeps which limit was reached.
     let pinned = match &destination.pin {
         None => approved.within_time_limit(&counts, services.resolver.pin(&policy, admitted, record)).await?,
         // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply
@@ -81,7 +86,8 @@ pub(super) async fn run(
     // exchange may still fail or be revoked before anything is sent; the line that closes it says so.
     record.write_decision().await?;
     // Completes with a refusal once the policy no longer allows the exchange, or its execution has expired or been
-    // stopped; `finds` knows the stopped executions.
+    // stopped; `finds` knows the stopped executions. A policy that protects more, or requires an approval that this
+    // request did not have, no longer allows it. The response carries `revocation` on, until its last byte is sent.
     let revocation = outbound.watch_revocation(services.policies.changes(), services.finds.clone());
     // The caller is the same under every policy; `approved`, which has it too, has been consumed.
     let execution = destination.admitted.caller().execution();
