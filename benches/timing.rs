@@ -64,7 +64,7 @@ enum Text {
     Paused,
 }
 
-/// What one measurement sends.
+/// The bytes of one measurement, in the order in which they are sent.
 enum Body {
     Gzip(Vec<u8>),
     /// Pieces with a pause after each.

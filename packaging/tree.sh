@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the image holds: `packaging/tree.sh BINARY OUT` makes OUT/root, which is root's, and OUT/state, which is the
+# Builds the files of the image. `packaging/tree.sh BINARY OUT` makes OUT/root, owned by root, and OUT/state, which is the
 # daemon's. The Dockerfile copies both; the checks make a tar of them.
 set -eu
 binary=$1 out=$2 here=$(dirname "$0")
