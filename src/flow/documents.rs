@@ -73,7 +73,18 @@ pub(crate) fn timestamp(at: Millis) -> String {
     time.and_then(|time| OffsetDateTime::from(time).format(&Rfc3339).ok()).unwrap_or_default()
 }
 
-/// Returns the document of an approval, for its operator and its caller. It leaves out the digest.
+/// Returns the document of an approval for its caller. It has no URL: values of all tasks are removed from that, so a
+/// caller could try out values of other tasks.
+pub(crate) fn own_approval(known: &Approval, now: Millis) -> Value {
+    let mut document = approval(known, now);
+    if let Some(fields) = document.as_object_mut() {
+        fields.remove("url");
+        fields.remove("method");
+    }
+    document
+}
+
+/// Returns the document of an approval for its operator. It leaves out the digest.
 pub(crate) fn approval(approval: &Approval, now: Millis) -> Value {
     json!({
         "id": approval.id,

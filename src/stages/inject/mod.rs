@@ -115,9 +115,12 @@ fn build(
     let upgrade = websocket::parse_upgrade(&parts)?;
     let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
     let accepted = (!grant.values_in_response().is_empty())
-        .then(|| accepted_codings(&parts.headers, grant, body.response_windows()));
+        .then(|| accepted_codings(&parts.headers, grant, &body.response_windows()));
     let unsent = UnsentFields::of(grant, &parts.headers);
     headers::retain(&mut parts.headers, |name| !unsent.contains(name));
+    if !grant.values_in_response().is_empty() && grant.may_know_credential() {
+        unsent_fields::remove_charsets(&mut parts.headers);
+    }
     if let Some(accepted) = accepted {
         parts.headers.insert(ACCEPT_ENCODING, accepted);
     }

@@ -1,8 +1,9 @@
 //! The fields of a request that are not sent to the origin.
 
 use http::HeaderMap;
+use http::header::Entry as HeaderEntry;
 use http::header::{
-    ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, IF_RANGE, RANGE,
+    ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE,
     SEC_WEBSOCKET_EXTENSIONS,
 };
 
@@ -42,7 +43,40 @@ impl<'g> UnsentFields<'g> {
             || (self.removes_overrides && headers::is_override(name))
             // The sandbox could send keys of its own.
             || self.reserved.is_some_and(|places| strip::is_reserved(name, places))
-            || self.redaction.is_some_and(|may_know| UNREDACTABLE.contains(name) || (may_know && PARTIAL.contains(name)))
+            || self.redaction.is_some_and(|may_know| is_one_of(&UNREDACTABLE, name) || (may_know && is_one_of(&PARTIAL, name)))
+    }
+}
+
+/// Compares names as servers do that pass fields on as variables (RFC 3875 §4.1.18): `_` equals `-`.
+fn is_one_of(names: &[HeaderName], name: &HeaderName) -> bool {
+    let equal = |(a, b): (u8, u8)| a == b || (a == b'_' && b == b'-');
+    names.iter().any(|listed| {
+        listed.as_str().len() == name.as_str().len() && name.as_str().bytes().zip(listed.as_str().bytes()).all(equal)
+    })
+}
+
+/// Removes the parameter `charset` from `Accept`: some servers choose the charset of a response by it.
+pub(super) fn remove_charsets(headers: &mut HeaderMap) {
+    let is_charset = |parameter: &&str| {
+        let name = parameter.split('=').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("charset")
+    };
+    let names: Vec<HeaderName> = headers.keys().filter(|name| is_one_of(&[ACCEPT], name)).cloned().collect();
+    for name in names {
+        let HeaderEntry::Occupied(mut entry) = headers.entry(name) else { continue };
+        for value in entry.iter_mut() {
+            let Ok(text) = value.to_str() else { continue };
+            if !text.to_ascii_lowercase().contains("charset") {
+                continue;
+            }
+            // A quoted parameter may contain a separator. It is cut there, and the rest is no media type.
+            let ranges = text
+                .split(',')
+                .map(|range| range.split(';').filter(|parameter| !is_charset(parameter)).collect::<Vec<_>>().join(";"));
+            if let Ok(rest) = HeaderValue::from_str(&ranges.collect::<Vec<_>>().join(",")) {
+                *value = rest;
+            }
+        }
     }
 }
 
@@ -56,4 +90,43 @@ const UNREDACTABLE: [HeaderName; 4] = [
 
 /// Fields that request a range, which could contain a part of an echoed credential, or UTF-16 or EBCDIC, in which an
 /// echo would not be found.
-const PARTIAL: [HeaderName; 4] = [RANGE, IF_RANGE, HeaderName::from_static("x-ms-range"), ACCEPT_CHARSET];
+const PARTIAL: [HeaderName; 5] =
+    [RANGE, IF_RANGE, HeaderName::from_static("request-range"), HeaderName::from_static("x-ms-range"), ACCEPT_CHARSET];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_compared_with_underscores() {
+        for (name, want) in [
+            ("range", true),
+            ("request-range", true),
+            ("request_range", true),
+            ("accept_charset", true),
+            ("x_ms-range", true),
+            ("accept", false),
+            ("content-range", false),
+        ] {
+            assert_eq!(is_one_of(&PARTIAL, &HeaderName::from_static(name)), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn accept_loses_its_charsets() {
+        let rows = [
+            ("text/plain;charset=UTF-16LE", "text/plain"),
+            ("text/plain; Charset = utf-16 ;q=0.5, application/json", "text/plain;q=0.5, application/json"),
+            ("text/html, */*;q=0.8", "text/html, */*;q=0.8"),
+            ("text/plain;q=\"a;charset=utf-16\"", "text/plain;q=\"a"),
+        ];
+        for (value, want) in rows {
+            let mut headers = HeaderMap::new();
+            headers.append(ACCEPT, HeaderValue::from_static(value));
+            headers.append(ACCEPT, HeaderValue::from_static("a/b;charset=ebcdic"));
+            remove_charsets(&mut headers);
+            let left: Vec<_> = headers.get_all(ACCEPT).iter().map(|value| value.to_str().unwrap()).collect();
+            assert_eq!(left, [want, "a/b"], "{value}");
+        }
+    }
+}

@@ -117,7 +117,7 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
         drop(permit);
         checked?;
         if !body.is_end_stream() {
-            let outbound = OutboundBody::of(&parts, values, grant.decode_limits(), body.request_windows())?;
+            let outbound = OutboundBody::of(&parts, values, grant.decode_limits(), &body.request_windows())?;
             if let Some((data, trailers)) = body.buffered() {
                 scan_buffered(outbound, data, trailers, &limit).await.map_err(|error| refusal_for(error, record))?;
             } else {

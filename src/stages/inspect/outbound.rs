@@ -50,7 +50,7 @@ impl OutboundError {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
             Self::Undecodable(DecodeError::TooMuch) => (Deny::ScanLimit.into(), None),
             Self::Undecodable(DecodeError::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
-            Self::NoRoom => (Fail::Overloaded.into(), None),
+            Self::Undecodable(DecodeError::NoMemory) | Self::NoRoom => (Fail::Overloaded.into(), None),
         }
     }
 }
@@ -342,18 +342,21 @@ fn tokens(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = String
     tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase())
 }
 
+/// The media type of gRPC messages within base64. Each part of a stream may be padded, so that the whole is no base64 text,
+/// and a value may stand in several parts.
+pub(crate) const GRPC_WEB_TEXT: &[u8] = b"application/grpc-web-text";
+
 /// Returns the coding of compressed messages for a body of messages. The inner option is `None` if it cannot be
 /// decoded.
 ///
 /// # Errors
-/// [`Deny::ContentCodingUnsupported`] for compressed messages within base64.
+/// [`Deny::ContentCodingUnsupported`] for messages within base64.
 fn message_coding(headers: &HeaderMap) -> Verdict<Option<Option<Vec<Coding>>>> {
     let kind = media_type(headers);
     let is = |prefix: &[u8]| kind.starts_with(prefix);
     let coding = |name: &'static str| codings(headers, &HeaderName::from_static(name));
-    if is(b"application/grpc-web-text") {
-        let is_uncompressed = coding("grpc-encoding").is_some_and(|coding| coding.is_empty());
-        return if is_uncompressed { Ok(None) } else { Err(Deny::ContentCodingUnsupported.into()) };
+    if is(GRPC_WEB_TEXT) {
+        return Err(Deny::ContentCodingUnsupported.into());
     }
     Ok(if is(b"application/grpc") {
         Some(coding("grpc-encoding"))
@@ -374,7 +377,7 @@ fn check_media_type(headers: &HeaderMap) -> Verdict<()> {
 }
 
 /// Returns the media type in lower case.
-fn media_type(headers: &HeaderMap) -> Vec<u8> {
+pub(crate) fn media_type(headers: &HeaderMap) -> Vec<u8> {
     // Over HTTP/2 a value may begin with a blank, which an HTTP/1.1 origin ignores (RFC 9110 §5.5).
     headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().trim_ascii().to_ascii_lowercase()
 }

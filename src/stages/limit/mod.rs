@@ -426,7 +426,7 @@ impl Exchange {
         }
         if self.bounds.has_report {
             let report_fields = BodyReport {
-                size: self.counts.received_so_far(),
+                size: self.inner.decoded_size().unwrap_or(self.counts.received_so_far()),
                 redacted: self.inner.found().map_or(0, |(count, _)| count),
                 truncated: self.was_truncated && !self.bounds.is_truncation_announced,
             };
@@ -440,6 +440,7 @@ impl Exchange {
 fn refusal_for(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
         BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),
+        BodyError::Unread(DecodeError::NoMemory) => Fail::Overloaded.into(),
         _ if counts.has_client_stalled() => Fail::RequestTimedOut.into(),
         _ => counts.stopped().unwrap_or(Fail::UpstreamProtocol.into()),
     }

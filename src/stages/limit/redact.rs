@@ -20,7 +20,7 @@ use crate::leak::{FindCount, Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
-use crate::stages::inspect::outbound::{PORTION, codings};
+use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_type};
 use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
 use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 
@@ -45,6 +45,8 @@ pub(crate) struct RedactionPlan {
     pub(crate) pool: Arc<WindowPool>,
     /// The limit of concurrent scans of the execution.
     pub(crate) limit: ScanLimit,
+    /// The origin may know a value.
+    pub(crate) may_be_known: bool,
 }
 
 /// The content decoder of a response.
@@ -63,7 +65,8 @@ impl RedactionPlan {
             values: values.clone(),
             sent: grant.selected_credential().map(|selected| selected.credential.name().clone()),
             bounds: grant.decode_limits(),
-            pool: body.response_windows().clone(),
+            pool: body.response_windows(),
+            may_be_known: grant.may_know_credential(),
             limit: body.scan_limit(),
         })
     }
@@ -77,6 +80,10 @@ impl RedactionPlan {
         let headers = response.headers();
         let of_messages = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
         if !of_messages.iter().all(|name| codings(headers, name).is_some_and(|codings| codings.is_empty())) {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        // A stream of base64 segments. Values in it cannot be overwritten.
+        if media_type(headers).starts_with(GRPC_WEB_TEXT) {
             return Err(Fail::UpstreamProtocol.into());
         }
         let codings = codings(headers, &CONTENT_ENCODING);
@@ -122,12 +129,18 @@ impl CountedBody {
 
 struct Redaction {
     redactor: Redactor,
+    may_be_known: bool,
     decoder: Option<Box<Decoder>>,
     limit: PolledScanLimit,
     /// Received bytes that have not been decoded and scanned.
     waiting: Bytes,
-    /// The number of bytes received.
+    /// The number of bytes received, and the number of bytes decoded from them.
     received: u64,
+    decoded: u64,
+    /// The body is encoded. `decoder` is removed at its end.
+    decodes: bool,
+    /// The body has been polled once since it had no more data.
+    has_yielded: bool,
     /// The decoder has more output for the bytes it has consumed.
     more: bool,
     ended: bool,
@@ -147,6 +160,9 @@ pub(crate) fn head(
     let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::with_sent(guard.values, guard.sent);
     let limit = guard.limit.polled();
+    if guard.may_be_known {
+        remove_digests(&mut parts.headers);
+    }
     let decoder = match undo {
         ContentDecoder::Identity => None,
         ContentDecoder::Coding(decoder) => {
@@ -159,10 +175,14 @@ pub(crate) fn head(
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
     let guarding = Redaction {
         redactor,
+        may_be_known: guard.may_be_known,
+        decodes: decoder.is_some(),
         decoder,
         limit,
         waiting: Bytes::new(),
         received: 0,
+        decoded: 0,
+        has_yielded: false,
         more: false,
         ended: false,
         last: None,
@@ -199,10 +219,32 @@ impl TextRedactor {
     }
 }
 
+/// The fields with a digest of the body as the origin sent it (RFC 9530 and older ones, and those of storage services).
+const DIGESTS: [&str; 8] = [
+    "content-digest",
+    "content-md5",
+    "digest",
+    "repr-digest",
+    "x-goog-hash",
+    "x-ms-blob-content-md5",
+    "x-ms-content-crc64",
+    "x-ms-content-md5",
+];
+
+/// Removes the digests of the body. A digest of a body with a value, beside the redacted body, would let a client guess
+/// the value without asking again.
+fn remove_digests(headers: &mut HeaderMap) {
+    let is_digest = |name: &str| DIGESTS.contains(&name) || name.starts_with("x-amz-checksum-");
+    let digests: Vec<HeaderName> = headers.keys().filter(|name| is_digest(name.as_str())).cloned().collect();
+    for name in digests {
+        headers.remove(name);
+    }
+}
+
 /// Removes the fields that describe only the encoded body (RFC 9110 §8.4, §8.8.3; RFC 9530).
 fn remove_coding_fields(headers: &mut HeaderMap) {
-    let of_coded = ["content-md5", "digest", "content-digest", "repr-digest"].map(HeaderName::from_static);
-    for name in [CONTENT_ENCODING, CONTENT_LENGTH].iter().chain(&of_coded) {
+    remove_digests(headers);
+    for name in [CONTENT_ENCODING, CONTENT_LENGTH] {
         headers.remove(name);
     }
     // The decoded body is equivalent, but not byte-for-byte identical.
@@ -256,6 +298,13 @@ impl RedactedBody {
         self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
     }
 
+    /// Returns the number of bytes decoded from the body, or `None` if it is not encoded. The caller may not learn the
+    /// encoded size: it depends on how often a text occurs, so that it would confirm guesses of a value that is
+    /// redacted.
+    pub(crate) fn decoded_size(&self) -> Option<u64> {
+        self.guard.as_ref().filter(|guard| guard.decodes).map(|guard| guard.decoded)
+    }
+
     fn has_received(&self) -> bool {
         self.guard.as_ref().is_some_and(|guard| guard.received > 0)
     }
@@ -299,6 +348,7 @@ impl RedactedBody {
 impl Redaction {
     fn take(&mut self, data: Bytes) {
         self.received = self.received.saturating_add(data.len() as u64);
+        self.has_yielded = false;
         self.waiting = data;
     }
 
@@ -322,6 +372,9 @@ impl Redaction {
                 Some(Ok(Ok(data))) => self.take(data),
                 Some(Ok(Err(frame))) => {
                     let trailers = frame.into_trailers().ok().map(|mut trailers| {
+                        if self.may_be_known {
+                            remove_digests(&mut trailers);
+                        }
                         redact_fields(&mut trailers, &mut self.redactor);
                         Ok(Frame::trailers(trailers))
                     });
@@ -350,6 +403,7 @@ impl Redaction {
                 self.more = more;
                 let taken = self.waiting.len().saturating_sub(coded.len());
                 self.waiting.advance(taken);
+                self.decoded = self.decoded.saturating_add(text.len() as u64);
                 self.redactor.feed(text.into());
             }
             Err(why) => self.finish(Some(Err(BodyError::Unread(why)))),
@@ -388,6 +442,11 @@ impl Body for RedactedBody {
             if guard.step(&mut this.inner, cx).is_pending() {
                 if guard.has_work() {
                     // The origin has not paused: the data waits to be scanned.
+                    return Poll::Pending;
+                }
+                if guard.redactor.held() > 0 && !std::mem::replace(&mut guard.has_yielded, true) {
+                    // The task that reads the connection may have received more than it has passed on.
+                    cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
                 guard.redactor.pause();

@@ -30,7 +30,7 @@ enum Framing {
 /// The report on a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyReport {
-    /// Bytes received from the origin.
+    /// Bytes received from the origin, or decoded from them if the body was encoded.
     pub(crate) size: u64,
     /// The number of redactions in head and body.
     pub(crate) redacted: u64,

@@ -22,6 +22,7 @@ pub mod page;
 pub mod parts;
 pub mod rare_forms;
 pub mod road;
+pub mod side_channels;
 pub mod splits;
 pub mod undecodable;
 
