@@ -10,16 +10,50 @@ pub(super) const CAPACITY: u64 = 256 << 20;
 
 /// The memory for the windows of many decoders. A short body can request 16 MiB, so the limit keeps many such bodies
 /// from exhausting memory. Requests and responses have a pool each, so that one direction cannot starve the other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct WindowPool {
+    capacity: u64,
     taken: AtomicU64,
+    /// The pool that this one is a share of.
+    parent: Option<Arc<WindowPool>>,
+}
+
+impl Default for WindowPool {
+    fn default() -> Self {
+        Self { capacity: CAPACITY, taken: AtomicU64::new(0), parent: None }
+    }
 }
 
 impl WindowPool {
+    /// Creates a share of this pool for one execution: a quarter, so that no execution can use up the memory.
+    #[must_use]
+    pub fn share(self: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self { capacity: self.capacity / 4, taken: AtomicU64::new(0), parent: Some(self.clone()) })
+    }
+
     /// Returns whether memory is short. Codings with large windows should then not be offered to the sender.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) > CAPACITY / 2
+        self.taken.load(Ordering::Relaxed) > self.capacity / 2
+            || self.parent.as_ref().is_some_and(|parent| parent.is_short())
+    }
+
+    fn take(&self, more: u64) -> Result<(), DecodeError> {
+        let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= self.capacity);
+        let reserved = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        reserved.map_err(|_| DecodeError::NoMemory)?;
+        let reserved = self.parent.as_ref().map_or(Ok(()), |parent| parent.take(more));
+        if reserved.is_err() {
+            self.taken.fetch_sub(more, Ordering::Relaxed);
+        }
+        reserved
+    }
+
+    fn give_back(&self, taken: u64) {
+        self.taken.fetch_sub(taken, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.give_back(taken);
+        }
     }
 }
 
@@ -37,7 +71,7 @@ impl WindowMemory {
 
     /// Starts a window of at most `most` bytes.
     pub(crate) fn start_window(&mut self, most: u64) {
-        self.pool.taken.fetch_sub(self.taken, Ordering::Relaxed);
+        self.pool.give_back(self.taken);
         (self.capacity, self.taken) = (most, 0);
     }
 
@@ -45,9 +79,7 @@ impl WindowMemory {
     pub(crate) fn reserve(&mut self, decoded: u64) -> Result<(), DecodeError> {
         let wanted = decoded.next_multiple_of(1 << 20).min(self.capacity);
         let Some(more) = wanted.checked_sub(self.taken).filter(|more| *more > 0) else { return Ok(()) };
-        let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= CAPACITY);
-        let reserved = self.pool.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        reserved.map_err(|_| DecodeError::TooMuch)?;
+        self.pool.take(more)?;
         self.taken = wanted;
         Ok(())
     }
@@ -55,6 +87,6 @@ impl WindowMemory {
 
 impl Drop for WindowMemory {
     fn drop(&mut self) {
-        self.pool.taken.fetch_sub(self.taken, Ordering::Relaxed);
+        self.pool.give_back(self.taken);
     }
 }

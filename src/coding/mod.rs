@@ -92,6 +92,9 @@ pub enum DecodeError {
     /// The body is invalid in its coding, is truncated, or continues after the end of the coding.
     #[error("the body is not valid in its content coding")]
     Malformed,
+    /// The memory for decompression of the execution or of the process is used up.
+    #[error("the memory for decompression is used up")]
+    NoMemory,
     /// The decoded size exceeds a limit.
     #[error("the decoded body exceeds the limit")]
     TooMuch,

@@ -400,6 +400,20 @@ fn windows_share_a_memory_limit() {
     assert!(half.is_ok() && pool.is_short() && room(CAPACITY, CAPACITY / 2).is_err());
     drop(half);
     assert!(room(CAPACITY, CAPACITY / 2).is_ok());
+    // Of an execution's share, no other execution has to give.
+    let (one, other) = (pool.share(), pool.share());
+    let of = |share: &Arc<WindowPool>, decoded: u64| {
+        let mut room = WindowMemory::new(share.clone());
+        room.start_window(CAPACITY);
+        room.reserve(decoded).map(|()| room)
+    };
+    let all = of(&one, CAPACITY / 4);
+    assert!(all.is_ok() && one.is_short() && !other.is_short());
+    assert_eq!(of(&one, 1).err(), Some(DecodeError::NoMemory));
+    let rest = room(CAPACITY, CAPACITY * 3 / 4);
+    assert!(rest.is_ok() && of(&other, 1).is_err(), "what a share reserves counts for the pool");
+    drop((all, rest));
+    assert!(of(&one, CAPACITY / 4).is_ok() && of(&other, 1).is_ok() && !pool.is_short());
     assert_eq!(decode(&[Coding::Brotli], [&brotli_encode(b"text", 24, false)[..]]).unwrap(), b"text");
 }
 

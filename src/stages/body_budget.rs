@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::per_execution::PerExecution;
 use super::scan_limit::{ScanLimit, ScanLimits};
 use super::sharded::Sharded;
 use crate::audit::progress::TransferCounts;
@@ -42,12 +43,25 @@ pub struct Budget {
     accounts: Sharded<Accounts>,
     /// Serializes the searches across all executions.
     search: Mutex<()>,
-    request_windows: Arc<WindowPool>,
-    response_windows: Arc<WindowPool>,
+    request_windows: ExecutionWindows,
+    response_windows: ExecutionWindows,
     scan_limits: ScanLimits,
 }
 
 type Accounts = HashMap<ExecutionId, Account>;
+
+/// The memory for decompression in one direction, with a share for each execution.
+#[derive(Default)]
+struct ExecutionWindows {
+    all: Arc<WindowPool>,
+    shares: PerExecution<WindowPool>,
+}
+
+impl ExecutionWindows {
+    fn of(&self, execution: &ExecutionId) -> Arc<WindowPool> {
+        self.shares.of(execution, || self.all.share())
+    }
+}
 
 /// The bodies of one execution.
 #[derive(Default)]
@@ -124,20 +138,10 @@ impl Budget {
             next_id: AtomicU64::new(0),
             accounts: Sharded::default(),
             search: Mutex::default(),
-            request_windows: Arc::default(),
-            response_windows: Arc::default(),
+            request_windows: ExecutionWindows::default(),
+            response_windows: ExecutionWindows::default(),
             scan_limits: ScanLimits::default(),
         }
-    }
-
-    /// Returns the memory for decompressing requests. It has a limit of its own.
-    pub(super) fn request_windows(&self) -> &Arc<WindowPool> {
-        &self.request_windows
-    }
-
-    /// Returns the memory for decompressing responses. It has a limit of its own.
-    pub(super) fn response_windows(&self) -> &Arc<WindowPool> {
-        &self.response_windows
     }
 
     /// Creates an empty reservation for one body. If the body is evicted, its exchange is stopped with
@@ -312,8 +316,14 @@ fn remove_if_empty(shard: &mut Accounts, execution: &ExecutionId) {
 }
 
 impl Reservation {
-    pub(super) fn budget(&self) -> &Budget {
-        &self.budget
+    /// Returns the memory for decompressing requests of the body's execution.
+    pub(super) fn request_windows(&self) -> Arc<WindowPool> {
+        self.budget.request_windows.of(&self.execution)
+    }
+
+    /// Returns the memory for decompressing responses to the body's execution.
+    pub(super) fn response_windows(&self) -> Arc<WindowPool> {
+        self.budget.response_windows.of(&self.execution)
     }
 
     /// Returns the limit of concurrent scans of the body's execution.

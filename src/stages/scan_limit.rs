@@ -3,24 +3,20 @@
 //! Scanning takes processor time, and the runtime serves tasks in the order in which they become ready. Without a limit, a
 //! task of another execution would wait for the texts of all connections of one execution.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::PollSemaphore;
 
-use super::sharded::Sharded;
+use super::per_execution::PerExecution;
 use crate::model::name::ExecutionId;
-
-/// The number of entries of a shard from which unused ones are removed.
-const MAX_UNUSED: usize = 256;
 
 /// The limits of all executions.
 #[derive(Default)]
 pub(super) struct ScanLimits {
-    executions: Sharded<HashMap<ExecutionId, Weak<Semaphore>>>,
+    executions: PerExecution<Semaphore>,
 }
 
 /// The limit of one execution.
@@ -38,17 +34,10 @@ pub(crate) struct PolledScanLimit(PollSemaphore);
 impl ScanLimits {
     /// Returns the limit of an execution: one task less than the runtime has threads, and at least one.
     pub(super) fn of(&self, execution: &ExecutionId) -> ScanLimit {
-        let mut shard = self.executions.lock(execution);
-        if let Some(known) = shard.get(execution).and_then(Weak::upgrade) {
-            return ScanLimit(known);
-        }
-        if shard.len() >= MAX_UNUSED {
-            shard.retain(|_, limit| limit.strong_count() > 0);
-        }
-        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let limit = Arc::new(Semaphore::new(threads.saturating_sub(1).max(1)));
-        shard.insert(execution.clone(), Arc::downgrade(&limit));
-        ScanLimit(limit)
+        ScanLimit(self.executions.of(execution, || {
+            let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            Arc::new(Semaphore::new(threads.saturating_sub(1).max(1)))
+        }))
     }
 }
 
@@ -91,15 +80,5 @@ mod tests {
         assert!(other.polled().poll_acquire(&mut cx).is_ready());
         held.pop();
         assert!(waiting.poll_acquire(&mut cx).is_ready());
-    }
-
-    #[test]
-    fn unused_limits_are_removed() {
-        let limits = ScanLimits::default();
-        for n in 0..100_000 {
-            limits.of(&ExecutionId::new(&n.to_string()));
-        }
-        let kept: usize = limits.executions.lock_each().map(|shard| shard.len()).sum();
-        assert!(kept <= super::super::sharded::SHARDS * MAX_UNUSED, "{kept}");
     }
 }

@@ -228,13 +228,13 @@ impl RequestBody {
     }
 
     /// Returns the memory for decompressing requests.
-    pub(crate) fn request_windows(&self) -> &Arc<WindowPool> {
-        self.reservation.budget().request_windows()
+    pub(crate) fn request_windows(&self) -> Arc<WindowPool> {
+        self.reservation.request_windows()
     }
 
     /// Returns the memory for decompressing responses.
-    pub(crate) fn response_windows(&self) -> &Arc<WindowPool> {
-        self.reservation.budget().response_windows()
+    pub(crate) fn response_windows(&self) -> Arc<WindowPool> {
+        self.reservation.response_windows()
     }
 
     /// Returns the limit of concurrent scans of the execution.
