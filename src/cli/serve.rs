@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Exit, harden, paths, systemd, terminal};
@@ -46,6 +47,9 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         Err(error) => return failed(&error),
     };
     runtime.block_on(async {
+        if let Err(error) = fail_writes_over_file_size_limit() {
+            return failed(&error);
+        }
         let inherited = match systemd::inherited() {
             Ok(inherited) => inherited,
             Err(error) => return failed(&error),
@@ -55,6 +59,13 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Err(error) => failed(&error),
         }
     })
+}
+
+/// Handles the signal that ends a process whose file exceeds the size limit (`RLIMIT_FSIZE`). The write fails then, and
+/// requests are refused while the log cannot be written.
+fn fail_writes_over_file_size_limit() -> std::io::Result<()> {
+    // The handler stays installed until the process ends.
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
 async fn run_until_stopped(daemon: Daemon) -> Exit {
