@@ -1,5 +1,6 @@
 //! The audit record of one exchange: filled in by the stages and written when it is dropped.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::progress::TransferCounts;
 use super::sink::{Announce, Sink, SinkError};
 use super::timestamp;
 use crate::files;
-use crate::leak::{FindCount, Finding, Matcher, ValueOwner};
+use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
 use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
@@ -65,7 +66,11 @@ pub struct Record {
     progress: Progress,
     counts: Arc<TransferCounts>,
     /// The values that must not appear in the log.
-    values: Arc<Matcher>,
+    values: Arc<LogValues>,
+    /// Matches the caller's own values, of which no part may appear in the log either. `None` if the caller is unknown.
+    own: Option<Arc<Matcher>>,
+    /// The method and the path before redaction, until the caller is known. Never logged.
+    unredacted: Option<ToolTarget>,
     /// The requested host, unredacted. Never logged.
     requested_host: Option<String>,
     /// The tool call as its client wrote it, unredacted. Never logged.
@@ -96,7 +101,8 @@ pub struct Record {
     always_written: bool,
 }
 
-/// The target of a tool call, before redaction.
+/// The method and the path of a request, before redaction.
+#[derive(Clone)]
 struct ToolTarget {
     method: String,
     /// The path; for a webhook, its hash.
@@ -106,7 +112,7 @@ struct ToolTarget {
 impl Record {
     /// Creates the record of a request from `peer`. Texts in it are redacted with `values`.
     #[must_use]
-    pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<Matcher>, peer: &Peer) -> Self {
+    pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<LogValues>, peer: &Peer) -> Self {
         let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
         Self {
             sink: sink.clone(),
@@ -116,6 +122,8 @@ impl Record {
             progress: Progress::Undecided,
             counts: Arc::new(TransferCounts::new()),
             values: values.clone(),
+            own: None,
+            unredacted: None,
             requested_host: None,
             call: None,
             code: None,
@@ -160,7 +168,9 @@ impl Record {
         };
         self.line.path = Some(self.noted(&path, MAX_PATH));
         let is_call = head.headers().contains_key(EXEAT_TOOL);
-        self.call = is_call.then(|| ToolTarget { method: method.to_owned(), path });
+        let target = ToolTarget { method: method.to_owned(), path };
+        self.call = is_call.then(|| target.clone());
+        self.unredacted = Some(target).filter(|_| self.own.is_none());
     }
 
     /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
@@ -170,18 +180,25 @@ impl Record {
         self.line.path = None;
     }
 
-    /// Records the caller.
-    pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId) {
+    /// Records the caller. `own` matches its values. They are removed from what has been recorded of the request, and
+    /// from all that follows.
+    pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId, own: Option<&Arc<Matcher>>) {
         self.line.task = Some(task.to_string());
         self.line.execution = Some(execution.to_string());
         self.caller = Some((task.clone(), execution.clone()));
+        self.own = own.cloned();
+        if let Some(ToolTarget { method, path }) = self.unredacted.take() {
+            self.line.method = Some(self.noted(&method, MAX_METHOD));
+            self.line.path = Some(self.noted(&path, MAX_PATH));
+        }
     }
 
     /// Records the destination.
     pub fn target(&mut self, target: &Target) {
         self.line.scheme = Some(target.scheme().as_str().into());
         let host = target.host().to_string();
-        let cut = self.values.find_in_name(&host).is_some();
+        let is_own = self.own.as_ref().is_some_and(|own| own.find_in_name(&host).is_some());
+        let cut = is_own || self.values.occur_in_name(&host);
         self.line.host = Some(if cut { REDACTED.to_owned() } else { host.clone() });
         self.requested_host = Some(host);
         self.line.port = Some(target.port());
@@ -399,13 +416,20 @@ impl Record {
 
     /// Removes credentials from an external text.
     #[must_use]
-    pub fn redact<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
-        self.values.redact(text)
+    pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let redacted = self.values.redact(text);
+        match &self.own {
+            None => redacted,
+            Some(own) => match own.redact_for_log(&redacted) {
+                Cow::Borrowed(_) => redacted,
+                Cow::Owned(own) => Cow::Owned(own),
+            },
+        }
     }
 
     /// Redacts a text, then truncates it. The other order could leave a part of a value that is not found.
     fn noted(&self, text: &str, most: usize) -> String {
-        cut(&self.values.redact_for_log(text), most)
+        cut(&self.redact(text), most)
     }
 
     /// Records the dialled address.

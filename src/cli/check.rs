@@ -19,6 +19,7 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
     let (problems, warnings) = match paths::load(config) {
         Ok(config) => {
             let (mut problems, mut warnings) = (vault_problems(&config.settings.vault), config.warnings);
+            warnings.extend(config.policy.weak_values());
             if online {
                 let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);

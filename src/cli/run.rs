@@ -128,7 +128,8 @@ async fn run_command(
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
     let Prepared { config, hidden_variables, placeholders } = prepared;
-    for warning in config.warnings.iter().filter(|warning| warning.path.starts_with("credentials.")) {
+    let warnings = config.warnings.iter().cloned().chain(config.policy.weak_values());
+    for warning in warnings.filter(|warning| warning.path.starts_with("credentials.")) {
         say(format_args!("warning: {warning}"));
     }
     let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();

@@ -3,6 +3,7 @@
 mod billing;
 mod find_journal;
 mod ledger;
+mod preparation;
 pub mod reload;
 pub mod vault;
 
@@ -144,6 +145,7 @@ impl Daemon {
             let admin = Admin { services: services.clone(), token, file: file.clone() };
             tokio::spawn(admin.run(listener));
         }
+        preparation::start(&services);
         tokio::spawn(webhooks::watch(services.clone()));
         if let Some(file) = &file {
             tokio::spawn(reload::watch(services.clone(), file.clone()));

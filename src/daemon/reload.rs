@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::vault;
+use super::{preparation, vault};
 use crate::flow::Services;
 use crate::policy::compile::{self, Config, Problem};
 use crate::policy::source::CompileContext;
@@ -87,7 +87,7 @@ pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
     })
 }
 
-fn reload(services: &Services, file: &ConfigFile) -> Reloaded {
+fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
     // Done even if the policy is invalid, because a revocation must take effect at once.
     if let Err(error) = services.connection_setup.renew() {
         tracing::error!(%error, "the listener's old certificates stay in use");
@@ -98,14 +98,16 @@ fn reload(services: &Services, file: &ConfigFile) -> Reloaded {
     let _swap = file.swap.lock();
     // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
     match file.load_with(&vault::Reader::of(&services.settings.vault)) {
-        Ok(config) => {
+        Ok(mut config) => {
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }
             if config.settings != services.settings {
                 tracing::warn!("settings outside the policy have changed; they take effect at the next start");
             }
+            config.policy.prepare_from(&services.policies.snapshot());
             let generation = services.policies.replace(config.policy);
+            preparation::start(services);
             let running = tokio::runtime::Handle::try_current().map_or(0, |it| it.metrics().num_alive_tasks());
             tracing::info!(generation, running, "a new policy is in force");
             Reloaded::New(generation, config.warnings)

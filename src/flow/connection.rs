@@ -20,6 +20,8 @@ use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
+use crate::policy::rule::Policy;
+use crate::stages::identify::Caller;
 use crate::stages::{authorize, identify, parse};
 
 /// The result of a request to the proxy.
@@ -100,6 +102,14 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
     }
 }
 
+/// Builds what the task's requests are searched with, at the first request of the task. This may take long for a task with
+/// many credentials, so it must not occupy a thread that serves connections.
+async fn prepare(policy: &Policy, caller: &Caller) {
+    let Some(task) = policy.task(caller.task()).filter(|task| !task.is_prepared()).cloned() else { return };
+    // If the thread fails, the first use builds it.
+    let _ = tokio::task::spawn_blocking(move || task.prepare()).await;
+}
+
 /// Identifies the caller, counts the call, and authorizes the destination. A CONNECT opens a tunnel. Any other request
 /// is answered or forwarded.
 async fn handle(
@@ -114,7 +124,8 @@ async fn handle(
     }
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
-    record.caller(caller.task(), caller.execution());
+    prepare(&policy, &caller).await;
+    record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
     client.connection_slots.acquire(&services.caller_connections, caller.execution())?;
     if !client.slot.identify() {
         return Err(Fail::Overloaded.into());

@@ -82,7 +82,7 @@ pub struct Services {
 impl Services {
     /// Starts the record of a request, under the policy in force.
     fn record(&self, peer: &Peer) -> Record {
-        Record::begin(&self.audit, &self.finds, self.policies.snapshot().values(), peer)
+        Record::begin(&self.audit, &self.finds, self.policies.snapshot().log_values(), peer)
     }
 
     /// Adds finds in a refused request to its record. If there are any, waits until they have been persisted, so that a

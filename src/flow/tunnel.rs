@@ -175,8 +175,11 @@ impl Tunnel {
         }
         let services = &client.services;
         let counts = record.transfer_counts();
-        let policy = services.policies.snapshot();
-        let timeouts = policy.task(self.admitted.caller().task()).map(|task| task.limits(Kind::Raw).timeouts);
+        // The policy is not kept, because the tunnel may outlive many policies.
+        let timeouts = {
+            let policy = services.policies.snapshot();
+            policy.task(self.admitted.caller().task()).map(|task| task.limits(Kind::Raw).timeouts)
+        };
         let idle = timeouts.map_or(Duration::ZERO, |timeouts| timeouts.idle);
         // A tunnel counts as one raw request.
         let total = timeouts.and_then(|timeouts| timeouts.request);
@@ -202,6 +205,7 @@ impl Tunnel {
                 return record.failed(refusal);
             }
             checked_generation = policy.generation();
+            drop(policy);
             if let Err(refusal) = services.finds.check(self.admitted.caller().execution()) {
                 return record.failed(refusal);
             }
@@ -417,7 +421,9 @@ impl InnerServer {
     }
 
     fn record_identity(&self, record: &mut Record) {
-        record.caller(self.caller.task(), self.caller.execution());
+        let policy = self.client.services.policies.snapshot();
+        let task = policy.task(self.caller.task());
+        record.caller(self.caller.task(), self.caller.execution(), task.map(|task| task.values()));
         record.target(&self.target);
     }
 

@@ -99,10 +99,8 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
     }
     let mut at = 0_usize;
     loop {
-        let rest = text.get(at..)?;
-        let stop = rest.iter().position(|byte| is_line_break(*byte) || begins_ignorable(*byte))?;
-        at = at.saturating_add(stop);
-        let rest = text.get(at..)?;
+        at = at.saturating_add(find_skippable(text.get(at..)?));
+        let rest = text.get(at..).filter(|rest| !rest.is_empty())?;
         if rest.first().is_some_and(|byte| is_line_break(*byte)) {
             return Some((at, 1));
         }
@@ -111,6 +109,25 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
         }
         at = at.saturating_add(1);
     }
+}
+
+/// Returns the offset of the next byte that may be skipped: a line break, or the first byte of a code point that may be
+/// ignorable. Returns the length of the text if there is none.
+fn find_skippable(text: &[u8]) -> usize {
+    /// The number of bytes that are tested together. The compiler vectorizes the test.
+    const BLOCK: usize = 16;
+    let may_skip = |[byte, next]: &[u8; 2]| {
+        let is_continued = next & 0xc0 == 0x80;
+        is_line_break(*byte) | (begins_ignorable(*byte) & is_continued)
+    };
+    let any = |block: &[u8; BLOCK + 1]| block.array_windows().fold(false, |any, pair| any | may_skip(pair));
+    let blocks = text.array_windows::<{ BLOCK + 1 }>().step_by(BLOCK);
+    let skipped = blocks.take_while(|block| !any(block)).count().saturating_mul(BLOCK);
+    let rest = text.get(skipped..).unwrap_or_default();
+    let found = rest.array_windows().position(may_skip);
+    // The last byte has no next one.
+    let last = || rest.last().filter(|byte| is_line_break(**byte)).and_then(|_| rest.len().checked_sub(1));
+    skipped.saturating_add(found.or_else(last).unwrap_or(rest.len()))
 }
 
 /// Returns a text without ignorable code points.

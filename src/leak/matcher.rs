@@ -41,7 +41,7 @@ impl<'v> Value<'v> {
     pub fn new(owner: ValueOwner, value: &'v [u8]) -> Self {
         Self {
             owner,
-            term: SearchTerm { value, public: 0, min_partial: None, is_whole_only: false },
+            term: SearchTerm { known: strength::known_len(value, 0), ..SearchTerm::new(value) },
             halves: Halves::default(),
         }
     }
@@ -64,7 +64,7 @@ impl<'v> Value<'v> {
     pub fn basic(owner: ValueOwner, value: &'v [u8]) -> Self {
         let public = value.len().saturating_sub(password(value).len());
         let all = Self::new(owner, value);
-        Self { term: SearchTerm { public, ..all.term }, ..all }
+        Self { term: SearchTerm { public, known: strength::known_len(value, public), ..all.term }, ..all }
     }
 
     /// Searches for the whole value only, so that no part of it counts.
@@ -154,11 +154,16 @@ impl Matcher {
         }
         for (at, (SearchTerm { value, .. }, halves)) in distinct.iter().enumerate() {
             let (first, second) = strength::halves(value);
-            let halves = [(halves.first, first, Half::First), (halves.second, second, Half::Second)];
-            for (_, value, half) in halves.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
-                add(SearchTerm { value, public: 0, min_partial: None, is_whole_only: true }, to_u32(owners.len()));
+            let secret_part = strength::distinctive_part(value);
+            let parts = [
+                (halves.first, first, Some(Half::First), strength::known_len(first, 0)),
+                (halves.second, second, Some(Half::Second), strength::KNOWN_BEYOND_PREFIX),
+                (halves.secret_part, secret_part, None, strength::known_len(secret_part, 0)),
+            ];
+            for (_, value, half, known) in parts.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
+                add(SearchTerm { is_whole_only: true, known, ..SearchTerm::new(value) }, to_u32(owners.len()));
                 let value_owners = owners.get(at).map(|owner| owner.value_owners.clone()).unwrap_or_default();
-                owners.push(Owner { value_owners, hash: TokenHash::of(value), half: Some(half) });
+                owners.push(Owner { value_owners, hash: TokenHash::of(value), half });
             }
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
@@ -252,18 +257,7 @@ impl Matcher {
             return None;
         }
         let joined = Zeroizing::new(name.replace('.', ""));
-        // A field name may be escaped, and has no case even so. The dots of a value may be escaped too.
-        let once = name.bytes().any(begins_escape).then(|| unescape::unescape_once(name.as_bytes()));
-        let twice = once.as_ref().map(|once| unescape::unescape_once(once));
-        let decoded = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
-        let folded = std::iter::once(name.as_bytes()).chain(decoded).find_map(|text| {
-            let mut text = without_ignorable(text);
-            text.iter_mut().for_each(|byte| *byte = fold(byte.to_ascii_lowercase()));
-            self.index.names.find_first(&text).or_else(|| {
-                text.retain(|byte| *byte != b'.');
-                self.index.names.find_first(&text)
-            })
-        });
+        let folded = folded_names(name).into_iter().find_map(|text| self.index.names.find_first(&text));
         let in_text = |text: &[u8]| self.ranges(text).first().map(|(_, owner)| *owner);
         let in_labels = || (joined.len() < name.len()).then(|| in_text(joined.as_bytes())).flatten();
         folded.or_else(|| in_text(name.as_bytes())).or_else(in_labels)
@@ -328,6 +322,29 @@ impl Matcher {
     }
 }
 
+/// Returns a name as it is and with its escapes decoded once and twice, each folded, with and without its dots. A field
+/// name may be escaped, and has no case even so. The dots of a value may be escaped too.
+pub(super) fn folded_names(name: &str) -> Vec<Zeroizing<Vec<u8>>> {
+    let once = name.bytes().any(begins_escape).then(|| unescape::unescape_once(name.as_bytes()));
+    let twice = once.as_ref().map(|once| unescape::unescape_once(once));
+    let decoded = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
+    let folded = std::iter::once(name.as_bytes()).chain(decoded).map(|text| {
+        let mut text = without_ignorable(text);
+        text.iter_mut().for_each(|byte| *byte = fold(byte.to_ascii_lowercase()));
+        text
+    });
+    folded
+        .flat_map(|text| {
+            let joined = text.contains(&b'.').then(|| {
+                let mut joined = text.clone();
+                joined.retain(|byte| *byte != b'.');
+                joined
+            });
+            std::iter::once(text).chain(joined)
+        })
+        .collect()
+}
+
 /// Overwrites ranges of a text.
 fn overwrite(text: &str, ranges: impl Iterator<Item = Range<usize>>) -> Cow<'_, str> {
     let mut bytes = None;
@@ -364,6 +381,29 @@ mod tests {
 
     fn matcher() -> Matcher {
         Matcher::new([Value::new(ValueOwner::Credential(CredentialName::new("KEY")), VALUE)].into_iter())
+    }
+
+    /// The password of a URL, or the secret field of a connection string, is the secret. The rest is not.
+    #[test]
+    fn finds_the_secret_part_of_a_longer_value_alone() {
+        for length in [16, 20, 26, 31, 32, 36] {
+            let secret = &"k7Qz2mXv9LpW4sVt6eRRu8Yb3NcG5JdF1HaK"[..length];
+            let values = [
+                format!("postgres://orders_service:{secret}@db.internal.example.com:5432/main"),
+                format!("Server=tcp:sql.example.com,1433;User ID=app;Password={secret};Encrypt=true"),
+            ];
+            for value in values {
+                let whole = Value::new(ValueOwner::Token, value.as_bytes()).with_halves(Strength::of(value.as_bytes()));
+                let matcher = Matcher::new([whole].into_iter());
+                let base64 = base64::engine::general_purpose::STANDARD.encode(format!("x{secret}yy"));
+                for text in [secret, &format!("a {secret} b"), &base64] {
+                    assert!(matcher.find(text.as_bytes()).is_some(), "{value}: {text}");
+                }
+                for text in ["orders_service", "db.internal.example.com:5432", &secret[1..15]] {
+                    assert!(matcher.find(text.as_bytes()).is_none(), "{value}: {text}");
+                }
+            }
+        }
     }
 
     #[test]

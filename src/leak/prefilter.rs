@@ -26,10 +26,8 @@ const NARROW: usize = 4;
 const MAX_STRIDE: usize = 8;
 /// The maximum number of bytes at the start of a pattern that are compared before the automaton reads the text.
 const REGION: usize = 256;
-/// A sender may know this many bytes at the start of a pattern, as with well-known prefixes. Each group of the window
-/// then has at least [`MIN_UNKNOWN`] unknown bytes if the pattern is long enough, because a single unknown byte could
-/// be tried out.
-const KNOWN_PREFIX: usize = 12;
+/// Each group of a window has at least this many bytes that a sender does not know ([`Form::known_len`]), if the pattern
+/// is long enough, because a single unknown byte could be tried out.
 const MIN_UNKNOWN: usize = 5;
 /// The number of offsets after a pattern's public prefix among which the window is chosen.
 const WINDOW_SPREAD: usize = 32;
@@ -40,8 +38,8 @@ const CASE_MASK: u64 = 0xdfdf_dfdf_dfdf_dfdf;
 
 pub(super) struct Prefilter {
     bits: Zeroizing<Vec<u64>>,
-    /// The number of bits of a hash that select a word of the table.
-    words: u32,
+    /// The index of the last word of the table, whose length is a power of two.
+    last_word: usize,
     key: u64,
     width: usize,
     stride: usize,
@@ -53,8 +51,8 @@ pub(super) struct Prefilter {
     groups: Zeroizing<Vec<u64>>,
     origins: Vec<GroupOrigin>,
     hasher: RandomState,
-    /// Hashes of the first bytes of patterns, in order.
-    regions: Zeroizing<Vec<u64>>,
+    /// Hashes of the first bytes of patterns in order, with their owners.
+    regions: Zeroizing<Vec<(u64, u32)>>,
     /// Hashes of partial patterns in order, with their owners.
     partials: Zeroizing<Vec<(u64, u32)>>,
 }
@@ -84,7 +82,7 @@ impl Prefilter {
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
         let stride = if width == WIDE {
             // A stride that [`Self::find_wide`] is compiled for.
-            match shortest.saturating_sub(KNOWN_PREFIX).saturating_sub(MIN_UNKNOWN.saturating_sub(1)) {
+            match forms.iter().map(|(form, _)| usable_groups(form)).min().unwrap_or_default() {
                 0..4 => 2,
                 4..8 => 4,
                 _ => MAX_STRIDE,
@@ -104,7 +102,7 @@ impl Prefilter {
             let partial = if form.min_partial < region { form.min_partial } else { 0 };
             lookbehind = lookbehind.max(at.saturating_add(stride).saturating_sub(1));
             required_len = required_len.max(lookbehind.saturating_add(width)).max(region);
-            regions.push(hash(&hasher, form.bytes.get(..region).unwrap_or_default()));
+            regions.push((hash(&hasher, form.bytes.get(..region).unwrap_or_default()), *owner));
             if partial > 0 {
                 partials.push((hash(&hasher, form.bytes.get(..partial).unwrap_or_default()), *owner));
             }
@@ -128,7 +126,7 @@ impl Prefilter {
         let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
         let mut this = Self {
             bits: Zeroizing::new(vec![0; size / 64]),
-            words: (size / 64).trailing_zeros(),
+            last_word: (size / 64).saturating_sub(1),
             key: random.next() | 1,
             width,
             stride,
@@ -155,23 +153,20 @@ impl Prefilter {
     fn slot(&self, group: u64) -> (usize, u64) {
         let product = u128::from(group).wrapping_mul(u128::from(self.key));
         let hash = (product >> 64) as u64 ^ product as u64;
-        let word = hash.checked_shr(64_u32.saturating_sub(self.words)).unwrap_or_default();
-        (word as usize, 1 << (hash & 63) | 1 << (hash >> 6 & 63))
+        ((hash >> 12) as usize & self.last_word, 1 << (hash & 63) | 1 << (hash >> 6 & 63))
     }
 
     /// Returns true for the groups of the table, and for few others.
     #[inline]
     fn may_have(&self, group: u64) -> bool {
         let (word, bits) = self.slot(group);
-        self.bits.get(word).is_some_and(|word| word & bits == bits)
+        self.bits.get(word).is_some_and(|word| !word & bits == 0)
     }
 
     /// Compares the text around a possible group of the table with the patterns.
     fn check_candidate(&self, text: &[u8], at: usize, group: u64) -> Option<Candidate> {
-        let first = self.groups.partition_point(|known| *known < group);
-        let equal = self.groups.get(first..)?.iter().take_while(|known| **known == group).count();
         let mut first_partial = None;
-        for origin in self.origins.get(first..first.saturating_add(equal))? {
+        for origin in self.origins_of(group) {
             let Some(start) = at.checked_sub(origin.offset) else { continue };
             let bytes = |length: usize| text.get(start..start.saturating_add(length));
             // Both are computed, so that the time does not depend on whether the part is right.
@@ -190,7 +185,36 @@ impl Prefilter {
     }
 
     fn has_region(&self, text: &[u8]) -> bool {
-        self.regions.binary_search(&hash(&self.hasher, text)).is_ok()
+        self.owners_of_region(text).next().is_some()
+    }
+
+    /// Returns the owners of the patterns that start with this text, which is as long as their regions.
+    fn owners_of_region(&self, text: &[u8]) -> impl Iterator<Item = u32> {
+        let hash = hash(&self.hasher, text);
+        let first = self.regions.partition_point(|(known, _)| *known < hash);
+        let regions = self.regions.get(first..).unwrap_or_default();
+        regions.iter().take_while(move |(known, _)| *known == hash).map(|(_, owner)| *owner)
+    }
+
+    /// Adds the owners of the patterns that occur in a text with their whole regions.
+    pub(super) fn add_owners(&self, text: &[u8], owners: &mut std::collections::BTreeSet<u32>) {
+        let mut from = 0;
+        while let Some(candidate) = self.find(text, from) {
+            let origins = self.group_at(text, candidate.at).map(|group| self.origins_of(group)).unwrap_or_default();
+            for origin in origins {
+                let start = candidate.at.checked_sub(origin.offset);
+                let region = start.and_then(|start| text.get(start..start.saturating_add(origin.region)));
+                owners.extend(region.into_iter().flat_map(|region| self.owners_of_region(region)));
+            }
+            from = candidate.at.saturating_add(self.stride);
+        }
+    }
+
+    /// Returns the origins of a group.
+    fn origins_of(&self, group: u64) -> &[GroupOrigin] {
+        let first = self.groups.partition_point(|known| *known < group);
+        let equal = self.groups.get(first..).unwrap_or_default().iter().take_while(|known| **known == group).count();
+        self.origins.get(first..first.saturating_add(equal)).unwrap_or_default()
     }
 
     fn owner_of_partial(&self, text: &[u8]) -> Option<u32> {
@@ -222,17 +246,18 @@ impl Prefilter {
     }
 
     /// As [`Self::find`], for wide groups and a constant stride.
-    fn find_wide<const STRIDE: usize>(&self, text: &[u8], mut from: usize) -> Option<Candidate> {
+    fn find_wide<const STRIDE: usize>(&self, text: &[u8], from: usize) -> Option<Candidate> {
+        let mut rest = text.get(from..)?;
         loop {
-            let rest = text.get(from..)?;
-            let mut probes = rest.array_windows::<WIDE>().step_by(STRIDE);
-            let found = probes.position(|group| self.may_have(group_key(*group)))?;
-            let at = from.saturating_add(found.saturating_mul(STRIDE));
-            let group = text.get(at..)?.first_chunk::<WIDE>()?;
-            if let Some(candidate) = self.check_candidate(text, at, group_key(*group)) {
-                return Some(candidate);
+            // Written as a loop, because iterator adapters are not always inlined here.
+            let group = group_key(*rest.first_chunk::<WIDE>()?);
+            if self.may_have(group) {
+                let candidate = self.check_candidate(text, text.len().saturating_sub(rest.len()), group);
+                if candidate.is_some() {
+                    return candidate;
+                }
             }
-            from = at.saturating_add(STRIDE);
+            rest = rest.get(STRIDE..)?;
         }
     }
 
@@ -264,6 +289,12 @@ impl Prefilter {
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
+}
+
+/// Returns the number of wide groups of a form that have enough unknown bytes.
+fn usable_groups(form: &Form) -> usize {
+    let first = form.known_len.saturating_add(MIN_UNKNOWN).saturating_sub(WIDE);
+    form.bytes.len().saturating_add(1).saturating_sub(WIDE).saturating_sub(first)
 }
 
 fn group_key(group: [u8; WIDE]) -> u64 {
@@ -361,6 +392,7 @@ mod tests {
             bytes: Zeroizing::new(pattern.iter().map(|byte| fold(*byte)).collect()),
             min_partial: pattern.len(),
             prefix_len: lead,
+            known_len: 8,
         }
     }
 
@@ -421,13 +453,18 @@ mod tests {
         }
     }
 
-    /// A sender who knows a prefix cannot try the next byte, because no group has only one unknown byte.
+    /// A sender who knows the start of a value cannot try the next byte, because no group has only a few unknown bytes.
     #[test]
-    fn windows_avoid_public_prefixes() {
+    fn windows_avoid_known_bytes() {
         let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
-        for (length, known) in [(16, 10), (17, 11), (20, 12), (24, 12), (31, 12), (49, 19)] {
+        // The length of a pattern, the number of known bytes that it declares, and the number that it allows for.
+        let rows =
+            [(16, 8, 8), (17, 8, 9), (20, 8, 8), (24, 8, 12), (16, 4, 4), (20, 12, 12), (31, 17, 17), (49, 17, 17)];
+        for (length, declared, known) in rows {
             for _ in 0..50 {
-                let prefilter = Prefilter::new(&[(form(&pattern[..length], 16), 0)]);
+                let mut form = form(&pattern[..length], 16);
+                form.known_len = declared;
+                let prefilter = Prefilter::new(&[(form, 0)]);
                 let first = prefilter.origins.iter().map(|origin| origin.offset).min().unwrap();
                 assert!(first + WIDE >= known + MIN_UNKNOWN, "{length}: {first}");
             }

@@ -157,9 +157,7 @@ mod tests {
     fn expected(text: &[u8]) -> Ends {
         let forms: BTreeSet<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| {
-                encodings::forms(encodings::SearchTerm { value, public: 0, min_partial: None, is_whole_only: false })
-            })
+            .flat_map(|value| encodings::forms(encodings::SearchTerm::new(value)))
             .map(|form| form.bytes.to_vec())
             .collect();
         let engine = DoubleArrayAhoCorasick::<u32>::new(forms).unwrap();
@@ -324,9 +322,7 @@ mod tests {
     fn text_piece() -> impl Strategy<Value = Vec<u8>> {
         let all: Vec<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| {
-                encodings::forms(encodings::SearchTerm { value, public: 0, min_partial: None, is_whole_only: false })
-            })
+            .flat_map(|value| encodings::forms(encodings::SearchTerm::new(value)))
             .map(|form| form.bytes.to_vec())
             .collect();
         let form = prop::sample::select(all);
@@ -374,9 +370,7 @@ mod tests {
         }
         let all: Vec<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| {
-                encodings::forms(encodings::SearchTerm { value, public: 0, min_partial: None, is_whole_only: false })
-            })
+            .flat_map(|value| encodings::forms(encodings::SearchTerm::new(value)))
             .map(|form| form.bytes.to_vec())
             .collect();
         let decoy =

@@ -2,6 +2,7 @@
 //! searched for.
 
 use super::MIN_VALUE;
+use super::encodings::MIN_KNOWN;
 
 /// The minimum number of guesses of a strong value.
 const MIN_STRONG_GUESSES: u64 = 1 << 40;
@@ -12,6 +13,9 @@ const ESTIMATES: [(usize, u64); 3] = [(FIRST_ESTIMATE, 1 << 50), (40, MIN_STRONG
 const FIRST_ESTIMATE: usize = 16;
 /// The number of letters from which on a run of them may be a long word.
 const LONG_WORD: usize = 10;
+
+/// The number of bytes beyond the public part of a value that a sender may know as well.
+pub(super) const KNOWN_BEYOND_PREFIX: usize = 4;
 
 /// The consequence of a weak value, for operators who have to change it.
 pub const WEAK: &str = "it is injected, but redacted only in responses of the exchange in which it was sent, and not \
@@ -38,6 +42,9 @@ pub enum Strength {
 pub struct Halves {
     pub(super) first: bool,
     pub(super) second: bool,
+    /// The secret part of a longer text, such as the password of a URL, is searched for on its own. It is too short for
+    /// halves.
+    pub(super) secret_part: bool,
     /// The minimum number of bytes at the start of the value that count as a part of it at a pause or at the end of a
     /// text. They are at least half of the value and strong themselves. Without it only the whole value counts.
     pub(super) part: Option<usize>,
@@ -64,7 +71,10 @@ impl Strength {
         match estimator.weakness(secret) {
             Some(why) => Self::Weak(why),
             None if distinctive_part(secret).len() < MIN_HALVED => {
-                Self::Strong(Halves { part: strong_part(secret, &mut estimator), ..Halves::default() })
+                let distinctive = distinctive_part(secret);
+                let secret_part = distinctive.len() < secret.len() && estimator.weakness(distinctive).is_none();
+                let part = strong_part(secret, &mut estimator);
+                Self::Strong(Halves { secret_part, part, ..Halves::default() })
             }
             None => {
                 let (first, second) = halves(secret);
@@ -76,7 +86,12 @@ impl Strength {
                 let first_end = memchr::memmem::rfind(secret, first).map_or(secret.len(), |at| at + first.len());
                 let part = strong_part(secret, &mut estimator);
                 let part = part.map(|part| if is_first_searched { part.min(first_end) } else { part });
-                Self::Strong(Halves { first: is_first_searched, second: estimator.weakness(second).is_none(), part })
+                Self::Strong(Halves {
+                    first: is_first_searched,
+                    second: estimator.weakness(second).is_none(),
+                    part,
+                    ..Halves::default()
+                })
             }
         }
     }
@@ -162,7 +177,7 @@ const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"sig
 
 /// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
 /// audience, that of a URL its host, that of a connection string the server. Other texts contain them as well.
-fn distinctive_part(value: &[u8]) -> &[u8] {
+pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
     }
@@ -196,6 +211,12 @@ pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
     let value = distinctive_part(value);
     let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
     (first, value.get(value.len() / 2..).unwrap_or_default())
+}
+
+/// Returns the number of bytes at the start of a value that a sender may know. The first `public` bytes are not secret.
+pub(super) fn known_len(value: &[u8], public: usize) -> usize {
+    let secret = value.get(public..).unwrap_or_default();
+    public.saturating_add(kind_prefix_len(secret)).saturating_add(KNOWN_BEYOND_PREFIX).max(MIN_KNOWN)
 }
 
 /// Returns the length of the public prefix of a kind of keys, such as `sk-ant-api03-`: words of up to eight letters and

@@ -568,8 +568,13 @@ const NAMED_REFERENCES: [(&[u8], char); 52] = [
 
 /// Decodes the escapes of a whole text once.
 pub(super) fn unescape_once(text: &[u8]) -> Zeroizing<Vec<u8>> {
+    unescape_family(text, EscapeFamilies::ALL)
+}
+
+/// As [`unescape_once`], for some families of escapes.
+pub(super) fn unescape_family(text: &[u8], families: EscapeFamilies) -> Zeroizing<Vec<u8>> {
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
-    let mut unescape = Unescaper::default();
+    let mut unescape = Unescaper::new(families);
     let mut keep = |positioned: PositionedByte| out.push(positioned.byte);
     for byte in text {
         unescape.push(PositionedByte { byte: *byte, from: 0, to: 0 }, &mut keep);

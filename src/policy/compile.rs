@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use ipnet::IpNet;
 
 use super::address;
-use super::credential::{Credential, strong_values};
+use super::credential::Credential;
 use super::credential_file;
 use super::credential_file::RawCredential;
 use super::file::{self, File, RawIntegration, RawTask};
@@ -20,10 +20,10 @@ use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
+use super::task_token::TaskToken;
 use super::webhook;
 use crate::leak::families::Families;
-use crate::leak::strength::Strength;
-use crate::leak::{Matcher, Value, ValueOwner};
+use crate::leak::{LogValues, ValueSource};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
@@ -121,19 +121,19 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         raw: &file.credentials,
         settings: &file.settings,
         compiled: HashMap::new(),
+        sets: HashMap::new(),
     };
-    let tasks: Vec<(Task, Option<TaskToken>)> =
-        file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, context, findings)).collect();
-    let all = strong_values(known.compiled.values().flatten());
-    let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
     let families = Arc::new(Families::of(file.leak.families().iter().copied()));
-    let mut sets = HashMap::new();
-    let with_own_matchers =
-        |(task, token): (Task, Option<TaskToken>)| with_matchers(task, token.as_ref(), &mut sets, &families);
-    let tasks: Vec<Arc<Task>> = tasks.into_iter().map(with_own_matchers).map(Arc::new).collect();
+    let tasks: Vec<Arc<Task>> = file
+        .tasks
+        .into_iter()
+        .map(|(name, raw)| Arc::new(task(&name, raw, &mut known, (context, &families), findings)))
+        .collect();
+    let mut credentials: Vec<Arc<Credential>> = known.compiled.into_values().flatten().collect();
+    credentials.sort_by(|a, b| a.name.cmp(&b.name));
     let mut tokens = HashMap::new();
     for task in &tasks {
-        if let Some(token) = task.token
+        if let Some(token) = task.token.as_ref().map(|token| token.hash())
             && let Some(other) = tokens.insert(token, task.name.clone())
         {
             findings.problem(
@@ -149,7 +149,8 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         hosts: hosts(file.hosts, findings),
         leak: file.leak,
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
-        values: Arc::new(everything),
+        log_values: Arc::new(log_values(&credentials, &tasks)),
+        credentials,
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
     };
@@ -367,6 +368,7 @@ struct References<'a> {
     settings: &'a Settings,
     /// Compiled credentials by name and workspace. `None` if the credential is invalid.
     compiled: HashMap<(String, String), Option<Arc<Credential>>>,
+    sets: CredentialSets,
 }
 
 impl References<'_> {
@@ -405,6 +407,12 @@ impl References<'_> {
         found
     }
 
+    /// Returns the shared set of these credentials.
+    fn set(&mut self, credentials: Vec<Arc<Credential>>) -> Arc<TaskCredentials> {
+        let key = credentials.iter().map(Arc::as_ptr).collect();
+        self.sets.entry(key).or_insert_with(|| Arc::new(TaskCredentials::new(credentials))).clone()
+    }
+
     fn credential(
         &mut self,
         name: &str,
@@ -418,43 +426,24 @@ impl References<'_> {
     }
 }
 
-/// The token of a task. Its strength is estimated once, because the estimate is slow.
-struct TaskToken {
-    value: Secret,
-    strength: Strength,
+/// Returns the values of all credentials and tokens, which the log may not contain.
+fn log_values(credentials: &[Arc<Credential>], tasks: &[Arc<Task>]) -> LogValues {
+    let credentials = credentials.iter().map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
+    let tokens =
+        tasks.iter().filter_map(|task| task.token.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
+    LogValues::new(credentials.chain(tokens))
 }
 
-/// Returns a strong token as a value that must not leave.
-fn as_value(token: Option<&TaskToken>) -> Option<Value<'_>> {
-    let TaskToken { value, strength } = token.filter(|token| token.strength.is_strong())?;
-    Some(Value::new(ValueOwner::Token, value.expose()).with_halves(*strength))
-}
-
-/// Matchers by their set of credentials. Tasks with the same credentials share a matcher.
-type MatcherCache = HashMap<Vec<*const Credential>, Arc<Matcher>>;
-
-/// Adds the matchers for outgoing and returned values to a task. They contain only the task's own values.
-fn with_matchers(task: Task, token: Option<&TaskToken>, sets: &mut MatcherCache, families: &Arc<Families>) -> Task {
-    let mut key: Vec<_> = task.credentials.iter().map(Arc::as_ptr).collect();
-    key.sort_unstable();
-    let own = || Arc::new(Matcher::new(strong_values(task.credentials.iter())));
-    let own = sets.entry(key).or_insert_with(own).clone();
-    let leaving = match as_value(token) {
-        Some(token) => Matcher::new(strong_values(task.credentials.iter()).chain([token])).with_families(families),
-        None => own.with_families(families),
-    };
-    let weak = task.credentials.iter().filter(|credential| !credential.strength().is_strong());
-    let masked = weak.map(|credential| (credential.name().clone(), OnceLock::new())).collect();
-    Task { values: Arc::new(leaving), own, masked, ..task }
-}
+/// The credentials of tasks by their set. Tasks with the same credentials share them, and their matcher.
+type CredentialSets = HashMap<Vec<*const Credential>, Arc<TaskCredentials>>;
 
 fn task(
     name: &str,
     raw: RawTask,
     known: &mut References<'_>,
-    context: &CompileContext<'_>,
+    (context, families): (&CompileContext<'_>, &Arc<Families>),
     findings: &Findings,
-) -> (Task, Option<TaskToken>) {
+) -> Task {
     let at = |key: &str| format!("tasks.{name}.{key}");
     let found = known.integrations(&raw.integrations, &at("integrations"), findings);
     let plan = match &raw.plan {
@@ -469,10 +458,7 @@ fn task(
         }),
     };
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), context, findings));
-    let token = token.map(|value| TaskToken { strength: Strength::of(value.expose()), value });
-    if let Some(Strength::Weak(why)) = token.as_ref().map(|token| token.strength) {
-        findings.warning(at("token"), format!("the token is weak: {why}; requests are not scanned for it"));
-    }
+    let token = token.map(|value| Arc::new(TaskToken::new(value)));
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     if token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
@@ -489,21 +475,19 @@ fn task(
         let why = "webhooks need all of these: the integration \"webhook\", the tool \"webhook\" and webhook_urls";
         findings.warning(at("webhook_urls"), why);
     }
-    let task = Task {
+    Task {
         name: TaskName::new(name),
-        token: token.as_ref().map(|token| TokenHash::of(token.value.expose())),
+        token,
         integrations: found,
         observe: raw.observe,
         plan,
-        values: Arc::default(),
-        own: Arc::default(),
-        masked: HashMap::new(),
-        credentials: TaskCredentials::new(credentials),
+        families: families.clone(),
+        values: OnceLock::new(),
+        credentials: known.set(credentials),
         raw: raw.raw.unwrap_or(raw.tools.is_empty()),
         tools: raw.tools,
         webhooks: webhooks.then_some(registered),
-    };
-    (task, token)
+    }
 }
 
 fn token(source: &Source, at: &str, context: &CompileContext<'_>, findings: &Findings) -> Option<Secret> {
@@ -923,6 +907,39 @@ pub(super) mod tests {
         }
     }
 
+    /// After a reload, nothing that is unchanged is built again, and what was in use and has changed is built at once.
+    #[test]
+    fn a_new_policy_takes_over_what_is_built() {
+        let tasks = "[tasks.t]\ntoken = \"env:t\"\nintegrations = [\"a\"]\ncredentials = [\"A\"]\n\
+                     [tasks.idle]\ntoken = \"env:idle\"\nintegrations = [\"a\"]\n";
+        let text = with_credential("", tasks).replace("env:KEY", "secret:K");
+        let (old, mut same) = (policy(&text), policy(&text));
+        let mut changed = policy(&text.replace("secret:K", "secret:L"));
+        let task = |policy: &Policy, name: &str| policy.task(&TaskName::new(name)).unwrap().clone();
+        assert!(!task(&old, "t").is_prepared());
+        task(&old, "t").prepare();
+        same.prepare_from(&old);
+        assert!(Arc::ptr_eq(task(&same, "t").values(), task(&old, "t").values()));
+        assert!(Arc::ptr_eq(task(&same, "t").own(), task(&old, "t").own()));
+        assert!(!task(&same, "idle").is_prepared(), "nobody has used it");
+        assert!(Arc::ptr_eq(same.log_values(), old.log_values()));
+        changed.prepare_from(&old);
+        assert!(task(&changed, "t").is_prepared() && !Arc::ptr_eq(changed.log_values(), old.log_values()));
+        let (new, gone) = (b"default/L: hJ7-rT2qLz", b"default/K: hJ7-rT2qLz");
+        assert!(task(&changed, "t").own().find(new).is_some() && task(&changed, "t").own().find(gone).is_none());
+    }
+
+    #[test]
+    fn weak_values_and_tokens_are_reported() {
+        let tasks = "[tasks.t]\ntoken = \"env:t\"\nintegrations = [\"a\"]\ncredentials = [\"A\"]\n";
+        let text = with_credential("", tasks);
+        let strong: Vec<Problem> = policy(&text.replace("env:KEY", "secret:K")).weak_values().collect();
+        assert!(strong.iter().all(|warning| warning.path != "credentials.A.value"), "{strong:?}");
+        let weak: Vec<Problem> = policy(&text.replace("env:KEY", "env:SHORT")).weak_values().collect();
+        let found = weak.iter().find(|warning| warning.path == "credentials.A.value");
+        assert!(found.is_some_and(|warning| warning.problem.contains("the value is weak")), "{weak:?}");
+    }
+
     /// `secret:NAME` is looked up in the task's own workspace.
     #[test]
     fn each_task_gets_the_value_of_its_workspace() {
@@ -938,7 +955,7 @@ pub(super) mod tests {
             assert_eq!(task.credentials()[0].value().unwrap().expose(), want.as_bytes());
             let other = if name == "one" { "w2/K: hJ7-rT2qLz" } else { "w1/K: hJ7-rT2qLz" };
             assert!(task.values().find(want.as_bytes()).is_some() && task.own().find(other.as_bytes()).is_none());
-            assert!(policy.values().find(other.as_bytes()).is_some());
+            assert!(!policy.log_values().redact(other).contains("hJ7"));
         }
     }
 

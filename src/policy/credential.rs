@@ -1,12 +1,12 @@
 //! Credentials: their destinations, the form in which they are sent, and the places in which they may stand.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
 use http::header::AUTHORIZATION;
 
-use crate::leak::strength::Strength;
-use crate::leak::{self, Value, ValueOwner};
+use crate::leak::strength::{Halves, Strength};
+use crate::leak::{self, Value, ValueOwner, ValueSource};
 use crate::model::host::Host;
 use crate::model::name::CredentialName;
 use crate::model::secret::Secret;
@@ -29,7 +29,8 @@ pub struct Credential {
     pub(super) swap_in: Vec<HeaderName>,
     /// `None` if the credential is disabled. The reason was reported when the configuration was read.
     pub(super) value: Option<Secret>,
-    pub(super) strength: Strength,
+    /// Estimated at its first use, because the estimate is slow.
+    pub(super) strength: OnceLock<Strength>,
 }
 
 /// The form in which a value is sent.
@@ -127,19 +128,39 @@ impl Credential {
     /// Returns how hard the value is to guess. For `user:password` this is the strength of the password.
     #[must_use]
     pub fn strength(&self) -> Strength {
-        self.strength
+        *self.strength.get_or_init(|| match self.password().or(self.value().map(Secret::expose)) {
+            Some(secret) => Strength::of(secret),
+            None => Strength::Strong(Halves::default()),
+        })
+    }
+
+    /// Takes over the strength of a credential with the same value.
+    pub(super) fn reuse_strength(&self, other: &Self) {
+        if let Some(known) = other.strength.get().filter(|_| self.has_values_of(other)) {
+            self.strength.get_or_init(|| *known);
+        }
+    }
+
+    /// Returns true if both credentials are searched for in the same way.
+    pub(super) fn has_values_of(&self, other: &Self) -> bool {
+        let is_basic = |credential: &Self| credential.auth == Auth::Basic;
+        let values = (self.value().map(Secret::expose), other.value().map(Secret::expose));
+        self.name == other.name && is_basic(self) == is_basic(other) && values.0 == values.1
+    }
+
+    fn password(&self) -> Option<&[u8]> {
+        self.value().filter(|_| self.auth == Auth::Basic).map(|value| leak::password(value.expose()))
     }
 
     /// Returns the values to search for. For `user:password` these are the whole value and the password alone.
     pub(super) fn search_values(&self) -> impl Iterator<Item = Value<'_>> {
         let whose = || ValueOwner::Credential(self.name.clone());
-        let value = self.value().map(Secret::expose);
-        let password = value.filter(|_| self.auth == Auth::Basic).map(leak::password);
-        let whole = value.map(|value| match password {
+        let password = self.password();
+        let whole = self.value().map(Secret::expose).map(|value| match password {
             Some(_) => Value::basic(whose(), value),
-            None => Value::new(whose(), value).with_halves(self.strength),
+            None => Value::new(whose(), value).with_halves(self.strength()),
         });
-        let password = password.map(|password| Value::new(whose(), password).with_halves(self.strength));
+        let password = password.map(|password| Value::new(whose(), password).with_halves(self.strength()));
         whole.into_iter().chain(password)
     }
 
@@ -177,9 +198,19 @@ impl Credential {
     }
 }
 
+impl ValueSource for Arc<Credential> {
+    fn values(&self) -> Vec<&[u8]> {
+        self.value().map(Secret::expose).into_iter().chain(self.password()).collect()
+    }
+
+    fn search_values(&self) -> Vec<Value<'_>> {
+        strong_values(std::iter::once(self)).collect()
+    }
+}
+
 /// Returns the strong values of these credentials, for the leak scan.
 pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
-    credentials.filter(|credential| credential.strength.is_strong()).flat_map(|credential| credential.search_values())
+    credentials.filter(|credential| credential.strength().is_strong()).flat_map(|credential| credential.search_values())
 }

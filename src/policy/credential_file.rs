@@ -1,7 +1,7 @@
 //! `[credentials]`: reads the section and compiles it for a task.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
 use http::header::{
@@ -15,8 +15,6 @@ use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
 use super::source::{CompileContext, SourceError, read_source};
-use crate::leak;
-use crate::leak::strength::{Halves, Strength, WEAK};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -208,8 +206,6 @@ impl RawCredential {
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let value = self.value(workspace, settings, context, findings);
-        let strength =
-            value.as_ref().map_or(Strength::Strong(Halves::default()), |value| self.strength(value, findings));
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
             && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
         {
@@ -227,20 +223,8 @@ impl RawCredential {
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.iter().filter_map(|place| place.strip_prefix("header:").and_then(field)).collect(),
             value,
-            strength,
+            strength: OnceLock::new(),
         })
-    }
-
-    /// Estimates how hard the value is to guess, and warns the operator of a weak one.
-    fn strength(&self, value: &Secret, findings: &Findings) -> Strength {
-        let strength = match self.auth_type {
-            Some(AuthType::Basic) => Strength::of(leak::password(value.expose())),
-            _ => Strength::of(value.expose()),
-        };
-        if let Strength::Weak(why) = strength {
-            findings.warning(format!("{}.value", self.path), format!("the value is weak: {why}; {WEAK}"));
-        }
-        strength
     }
 
     fn value(

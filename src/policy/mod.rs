@@ -18,4 +18,5 @@ pub mod settings;
 pub mod source;
 pub mod store;
 pub mod task_credentials;
+mod task_token;
 mod webhook;

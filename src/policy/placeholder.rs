@@ -79,7 +79,8 @@ fn own_placeholder<'t>(credentials: &TaskCredentials, text: &'t [u8]) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leak::strength::{Halves, Strength};
+    use std::sync::OnceLock;
+
     use crate::model::name::CredentialName;
     use crate::policy::credential::Auth;
 
@@ -91,7 +92,7 @@ mod tests {
             always: false,
             placeholder: placeholder.map(str::to_owned),
             swap_in: Vec::new(),
-            strength: Strength::Strong(Halves::default()),
+            strength: OnceLock::new(),
             value: None,
         })
     }

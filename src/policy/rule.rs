@@ -1,7 +1,7 @@
 //! Tasks and integrations, and the rules that combine several integrations into one decision.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,13 +11,17 @@ use ipnet::IpNet;
 
 use super::address::Cidrs;
 use super::approval::Approval;
+use super::compile::Problem;
 use super::credential::{Credential, strong_values};
 use super::leak::Leak;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
 use super::task_credentials::TaskCredentials;
-use crate::leak::{Matcher, Value};
+use super::task_token::TaskToken;
+use crate::leak::families::Families;
+use crate::leak::strength::{Strength, WEAK};
+use crate::leak::{LogValues, Matcher};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::Deny;
@@ -40,8 +44,10 @@ pub struct Policy {
     pub(super) tasks: HashMap<TaskName, Arc<Task>>,
     /// Static tokens, hashed.
     pub(super) tokens: HashMap<TokenHash, TaskName>,
-    /// Matches the values of all credentials, to redact logs and records.
-    pub(super) values: Arc<Matcher>,
+    /// The credentials of all tasks.
+    pub(super) credentials: Vec<Arc<Credential>>,
+    /// The values of all credentials and tokens, which no log or record may contain.
+    pub(super) log_values: Arc<LogValues>,
 }
 
 /// `[network]`: blocks that are allowed or denied for all tasks.
@@ -54,18 +60,15 @@ pub(super) struct Network {
 /// The permissions of a sandbox.
 pub struct Task {
     pub(super) name: TaskName,
-    pub(super) token: Option<TokenHash>,
+    pub(super) token: Option<Arc<TaskToken>>,
     pub(super) integrations: Vec<Arc<Integration>>,
     pub(super) observe: bool,
     pub(super) plan: Plan,
-    pub(super) credentials: TaskCredentials,
-    /// Matches the values that must not leave in requests.
-    pub(super) values: Arc<Matcher>,
-    /// Matches the values that must not come back in responses: those of the task's own credentials.
-    pub(super) own: Arc<Matcher>,
-    /// Matches the values that must not come back in an exchange that sent a weak credential, by its name. Built at the
-    /// first use.
-    pub(super) masked: HashMap<CredentialName, OnceLock<Arc<Matcher>>>,
+    pub(super) credentials: Arc<TaskCredentials>,
+    /// The families of keys to search for.
+    pub(super) families: Arc<Families>,
+    /// Matches the values that must not leave in requests. Built at its first use.
+    pub(super) values: OnceLock<Arc<Matcher>>,
     pub(super) tools: Vec<Tool>,
     pub(super) raw: bool,
     /// The registered webhook URLs. `None` without the integration `webhook`.
@@ -178,10 +181,59 @@ impl Policy {
         &self.leak
     }
 
-    /// Returns the matcher for the values of all credentials. No log or record may contain them.
+    /// Returns the values of all credentials and tokens. No log or record may contain them.
     #[must_use]
-    pub fn values(&self) -> &Arc<Matcher> {
-        &self.values
+    pub fn log_values(&self) -> &Arc<LogValues> {
+        &self.log_values
+    }
+
+    /// Estimates the strength of all values, and returns a warning for each weak one. This takes about a millisecond of
+    /// processor time for each value that has not been used yet.
+    pub fn weak_values(&self) -> impl Iterator<Item = Problem> {
+        let warning = |path: String, problem: String| Problem { path, problem, suggestion: String::new() };
+        let credential = move |credential: &Arc<Credential>| match credential.strength() {
+            Strength::Strong(_) => None,
+            Strength::Weak(why) => {
+                let path = format!("credentials.{}.value", credential.name());
+                Some(warning(path, format!("the value is weak: {why}; {WEAK}")))
+            }
+        };
+        let token = move |task: &Arc<Task>| match task.token.as_ref()?.strength() {
+            Strength::Strong(_) => None,
+            Strength::Weak(why) => {
+                let problem = format!("the token is weak: {why}; requests are not scanned for it");
+                Some(warning(format!("tasks.{}.token", task.name), problem))
+            }
+        };
+        self.credentials.iter().filter_map(credential).chain(self.tasks.values().filter_map(token))
+    }
+
+    /// Takes over what has been built for an older policy, and builds anew what was in use there and has changed. So
+    /// requests do not have to wait for it after a reload.
+    pub fn prepare_from(&mut self, old: &Self) {
+        if self.has_values_of(old) {
+            self.log_values = old.log_values.clone();
+        }
+        let known: HashMap<&CredentialName, &Arc<Credential>> =
+            old.credentials.iter().map(|credential| (credential.name(), credential)).collect();
+        for credential in &self.credentials {
+            if let Some(old) = known.get(credential.name()) {
+                credential.reuse_strength(old);
+            }
+        }
+        for task in self.tasks.values() {
+            if let Some(old) = old.tasks.get(&task.name).filter(|old| old.is_prepared()) {
+                task.prepare_from(old);
+            }
+        }
+    }
+
+    /// Returns true if both policies have the same credentials and tokens.
+    fn has_values_of(&self, old: &Self) -> bool {
+        let tokens = |policy: &Self| policy.tokens.keys().copied().collect::<HashSet<_>>();
+        self.credentials.len() == old.credentials.len()
+            && self.credentials.iter().zip(&old.credentials).all(|(one, other)| one.has_values_of(other))
+            && tokens(self) == tokens(old)
     }
 
     /// Checks an address for a destination that `allowed` permits.
@@ -205,7 +257,7 @@ impl Task {
     /// Returns true if this is the task's static token, compared in constant time.
     #[must_use]
     pub fn has_token(&self, token: TokenHash) -> bool {
-        self.token.is_some_and(|own| own == token)
+        self.token.as_ref().is_some_and(|own| own.hash() == token)
     }
 
     /// Returns the limits for requests of one kind.
@@ -255,30 +307,48 @@ impl Task {
     }
 
     /// Returns the matcher for the values that must not leave in a request: the strong values of the task's
-    /// credentials, and its token.
+    /// credentials, and its token. Building it at the first use takes about a millisecond for each credential; see
+    /// [`Self::is_prepared`].
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
-        &self.values
+        self.values.get_or_init(|| {
+            let token = self.token.as_ref().and_then(|token| token.search_value());
+            let matcher = match token {
+                Some(token) => Matcher::new(strong_values(self.credentials.iter()).chain([token])),
+                None => self.own().with_families(&self.families),
+            };
+            Arc::new(matcher.with_families(&self.families))
+        })
     }
 
     /// Returns the matcher for the strong values of the task's own credentials, which must not come back.
     #[must_use]
     pub fn own(&self) -> &Arc<Matcher> {
-        &self.own
+        self.credentials.own()
     }
 
-    /// Returns the matcher for the values that must not come back in an exchange that sends this credential. It
-    /// includes the credential's value even if that is weak.
+    /// Returns true if the matchers of the task have been built.
     #[must_use]
-    pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
-        let weak = sent.filter(|sent| !sent.strength().is_strong());
-        let Some((weak, known)) = weak.and_then(|weak| Some((weak, self.masked.get(weak.name())?))) else {
-            return self.own.clone();
-        };
-        let matcher = || {
-            Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.search_values().map(Value::whole))))
-        };
-        known.get_or_init(matcher).clone()
+    pub fn is_prepared(&self) -> bool {
+        self.values.get().is_some() && self.credentials.is_prepared()
+    }
+
+    /// Builds the matchers of the task.
+    pub fn prepare(&self) {
+        let _ = self.own();
+        let _ = self.values();
+    }
+
+    fn prepare_from(&self, old: &Self) {
+        self.credentials.reuse_matcher(&old.credentials);
+        let token = |task: &Self| task.token.as_ref().map(|token| token.hash());
+        if token(self) == token(old)
+            && *self.families == *old.families
+            && self.credentials.has_values_of(&old.credentials)
+        {
+            self.values.get_or_init(|| old.values().clone());
+        }
+        self.prepare();
     }
 
     /// Whether the integration `webhook` is enabled, even if no URL is registered.

@@ -3,10 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::credential::{Credential, Placement};
+use parking_lot::Mutex;
+
+use super::credential::{Credential, Placement, strong_values};
+use crate::leak::{Matcher, Value};
 use crate::model::host::Host;
+use crate::model::name::CredentialName;
 
 /// The credentials of a task in the order of the configuration.
 #[derive(Default)]
@@ -21,6 +25,10 @@ pub struct TaskCredentials {
     /// The places that the `auth_type` of some credential defines.
     auth_placements: Vec<Placement>,
     hosts: HashSet<Host>,
+    /// Matches the strong values. Built at its first use, because few of many tasks may be in use.
+    own: OnceLock<Arc<Matcher>>,
+    /// Matches these and the values of a weak credential, by its name. Built when that credential is first sent.
+    masked: Mutex<HashMap<CredentialName, Arc<Matcher>>>,
 }
 
 impl TaskCredentials {
@@ -71,6 +79,39 @@ impl TaskCredentials {
     #[must_use]
     pub fn is_auth_placement(&self, place: &Placement) -> bool {
         self.auth_placements.contains(place)
+    }
+
+    /// Returns the matcher for the strong values, which must not come back in a response.
+    #[must_use]
+    pub fn own(&self) -> &Arc<Matcher> {
+        self.own.get_or_init(|| Arc::new(Matcher::new(strong_values(self.all.iter()))))
+    }
+
+    /// Returns true if [`Self::own`] has been built.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.own.get().is_some()
+    }
+
+    /// Takes over the matcher of a task with the same values.
+    pub(super) fn reuse_matcher(&self, other: &Self) {
+        if let Some(known) = other.own.get().filter(|_| self.has_values_of(other)) {
+            self.own.get_or_init(|| known.clone());
+        }
+    }
+
+    /// Returns true if both tasks are searched for the same values.
+    pub(super) fn has_values_of(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().zip(other.iter()).all(|(one, other)| one.has_values_of(other))
+    }
+
+    /// Returns the matcher for the values that must not come back in an exchange that sends this credential. It
+    /// includes the credential's value even if that is weak.
+    #[must_use]
+    pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
+        let Some(weak) = sent.filter(|sent| !sent.strength().is_strong()) else { return self.own().clone() };
+        let values = || strong_values(self.all.iter()).chain(weak.search_values().map(Value::whole));
+        let mut masked = self.masked.lock();
+        masked.entry(weak.name().clone()).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
     }
 
     /// Whether a host could return one of the values.

@@ -1,0 +1,45 @@
+//! The static token of a task.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::leak::strength::Strength;
+use crate::leak::{Value, ValueOwner, ValueSource};
+use crate::model::secret::{Secret, TokenHash};
+
+/// A static token. Its hash authenticates the task; its value must not leave in a request.
+pub(super) struct TaskToken {
+    value: Secret,
+    hash: TokenHash,
+    /// Estimated at its first use, because the estimate is slow.
+    strength: OnceLock<Strength>,
+}
+
+impl TaskToken {
+    pub(super) fn new(value: Secret) -> Self {
+        Self { hash: TokenHash::of(value.expose()), value, strength: OnceLock::new() }
+    }
+
+    pub(super) fn hash(&self) -> TokenHash {
+        self.hash
+    }
+
+    pub(super) fn strength(&self) -> Strength {
+        *self.strength.get_or_init(|| Strength::of(self.value.expose()))
+    }
+
+    /// Returns the value to search for, unless it is weak.
+    pub(super) fn search_value(&self) -> Option<Value<'_>> {
+        let strength = Some(self.strength()).filter(|strength| strength.is_strong())?;
+        Some(Value::new(ValueOwner::Token, self.value.expose()).with_halves(strength))
+    }
+}
+
+impl ValueSource for Arc<TaskToken> {
+    fn values(&self) -> Vec<&[u8]> {
+        vec![self.value.expose()]
+    }
+
+    fn search_values(&self) -> Vec<Value<'_>> {
+        self.search_value().into_iter().collect()
+    }
+}
