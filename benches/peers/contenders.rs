@@ -2,16 +2,22 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::client::TOKEN;
+use crate::client::ProxyAccess;
 use crate::measure::{self, Usage};
 use crate::origin::REAL_KEY;
 use crate::pki;
+use crate::process::{create_state, free_port, mixed, private, serve_dns};
+
+/// The proxy's user and password, which contenders without authentication ignore.
+pub(crate) const PROXY_AUTHORIZATION: &str = "Basic YmVuY2g6YmVuY2gtdG9rZW4tb2YtMjQtYnl0ZXMtb3ItbW9yZQ==";
+/// The token in it.
+const TOKEN: &str = "bench-token-of-24-bytes-or-more";
 
 /// The number of credentials that exeat looks for in every request and answer.
 const CREDENTIALS: usize = 1_000;
@@ -82,6 +88,10 @@ impl Drop for Proxy {
 impl Proxy {
     pub(crate) fn usage(&self) -> Usage {
         measure::usage(self.child.id())
+    }
+
+    pub(crate) fn access(&self) -> ProxyAccess<'static> {
+        (self.port, PROXY_AUTHORIZATION)
     }
 }
 
@@ -189,10 +199,6 @@ fn printed_port(child: &mut Child) -> u16 {
     line.trim().parse().expect("a port is printed")
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Full policy: interception, a rule with methods, 1,000 credentials in requests and answers, limits, the ledger and the
 /// audit log in files.
 fn exeat(program: &Path, lab: &Lab, dir: &Path, port: u16) -> Command {
@@ -233,23 +239,10 @@ fn exeat(program: &Path, lab: &Lab, dir: &Path, port: u16) -> Command {
         names.join(", ")
     ));
     fs::write(dir.join("exeat.toml"), config).unwrap();
-    fs::create_dir(dir.join("state")).unwrap();
-    fs::set_permissions(dir.join("state"), fs::Permissions::from_mode(0o700)).unwrap();
-    private(&dir.join("state/ca.pem"), &fs::read_to_string(lab.dir.path().join("ca.pem")).unwrap());
-    private(&dir.join("state/ca-key.pem"), &fs::read_to_string(lab.dir.path().join("ca-key.pem")).unwrap());
+    create_state(dir, lab.dir.path());
     let mut command = Command::new(program);
     command.args(["serve", "-c", "exeat.toml"]).current_dir(dir);
     command
-}
-
-fn mixed(n: u64) -> u64 {
-    let mixed = (n ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
-}
-
-fn private(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 /// Interception with its own certificate cache, an access rule, no cache, an access log.
@@ -345,27 +338,4 @@ fn tinyproxy(dir: &Path, port: u16, program: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(["-d", "-c"]).arg(dir.join("tinyproxy.conf"));
     command
-}
-
-/// Answers every query for an IPv4 address with 127.0.0.1, and all others with no record.
-fn serve_dns() -> u16 {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let port = socket.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        let mut query = [0; 512];
-        while let Ok((length, from)) = socket.recv_from(&mut query) {
-            // The question ends with the type and the class (RFC 1035 §4.1.2).
-            let Some(end) = query[12..length].iter().position(|byte| *byte == 0).map(|at| 12 + at + 5) else {
-                continue;
-            };
-            let is_ipv4 = query[end - 4..end - 2] == [0, 1];
-            let mut answer = query[..end].to_vec();
-            answer[2..12].copy_from_slice(&[0x84, 0, 0, 1, 0, u8::from(is_ipv4), 0, 0, 0, 0]);
-            if is_ipv4 {
-                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4, 127, 0, 0, 1]);
-            }
-            let _ = socket.send_to(&answer, from);
-        }
-    });
-    port
 }

@@ -24,11 +24,10 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "the benchmark plays sandbox, proxy and origin on loopback")]
 
-mod client;
 mod contenders;
-mod measure;
+#[path = "../lab/mod.rs"]
+mod lab;
 mod origin;
-mod pki;
 mod relay;
 mod report;
 mod scenarios;
@@ -38,6 +37,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use contenders::{Contender, Lab};
+use lab::{client, measure, payload, pki, process};
 use report::Results;
 
 /// Set in the process that is pinned to the cores of the load.

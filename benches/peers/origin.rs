@@ -14,11 +14,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::Role;
 
 use crate::measure::now_ns;
+use crate::payload::{self, text};
 use crate::pki::Ca;
 
 /// The key that `/auth` requires, and that no client has.
@@ -76,26 +74,6 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
     };
     response.headers_mut().insert("origin-version", version.parse().unwrap());
     Ok(response)
-}
-
-/// Text as a model API answers with: JSON with ordinary words, numbers and identifiers.
-pub(crate) fn text(size: usize) -> Bytes {
-    let mut text = String::with_capacity(size + 400);
-    let mut n = 0_u64;
-    while text.len() < size {
-        n += 1;
-        let id = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        text.push_str(&format!(
-            "{{\"id\":\"msg_{id:016x}\",\"role\":\"assistant\",\"index\":{n},\"content\":\"The request took {} ms, and \
-             the server answered with the list of files that had changed since the last run.\\nNothing else was \
-             found.\",\"usage\":{{\"input_tokens\":{},\"output_tokens\":{}}}}},",
-            id % 997,
-            id % 8_191,
-            id % 509
-        ));
-    }
-    text.truncate(size);
-    Bytes::from(text)
 }
 
 fn text_body(size: usize) -> Body {
@@ -161,24 +139,14 @@ fn events() -> Response<Body> {
     response
 }
 
-fn echo(mut request: Request<Incoming>) -> Response<Body> {
-    let Some(key) = request.headers().get("sec-websocket-key").cloned() else {
-        return Response::new(text_body(0));
-    };
-    tokio::spawn(async move {
-        let Ok(upgraded) = hyper::upgrade::on(&mut request).await else { return };
-        let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
+/// Sends every text message back.
+fn echo(request: Request<Incoming>) -> Response<Body> {
+    let answer = payload::accept_websocket(request, |mut socket| async move {
         while let Some(Ok(message)) = socket.next().await {
             if message.is_text() && socket.send(message).await.is_err() {
                 return;
             }
         }
     });
-    let mut response = Response::new(text_body(0));
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = response.headers_mut();
-    headers.insert("connection", "upgrade".parse().unwrap());
-    headers.insert("upgrade", "websocket".parse().unwrap());
-    headers.insert("sec-websocket-accept", derive_accept_key(key.as_bytes()).parse().unwrap());
-    response
+    answer.map(|()| text_body(0))
 }

@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::client::{self, Connection, Failure, PROXY_AUTHORIZATION};
-use crate::contenders::{Lab, NEW_HOSTS, Proxy};
+use crate::client::{self, Connection, Failure};
+use crate::contenders::{Lab, NEW_HOSTS, PROXY_AUTHORIZATION, Proxy};
 use crate::measure::{now_ns, quantile};
-use crate::origin;
+use crate::payload::text;
 use crate::pki;
 use crate::report::{Measured, Sample};
 
@@ -131,13 +131,13 @@ impl Stage<'_> {
         match kind {
             Kind::KeepAlive(connections, size, opaque) => {
                 let path = format!("/text/{size}");
-                let expected = origin::text(size);
+                let expected = text(size);
                 let clients = self.tls_clients(connections, opaque).await?;
                 let work = clients.into_iter().map(|client| repeat(client, self.get(&path, opaque), expected.clone()));
                 self.timed(work.collect(), duration, micro).await
             }
             Kind::Credential => {
-                let expected = origin::text(1_024);
+                let expected = text(1_024);
                 let mut head = self.get("/auth", false);
                 head.truncate(head.len() - 2);
                 head.push_str("Authorization: Bearer ${secrets.C0}\r\n\r\n");
@@ -152,7 +152,7 @@ impl Stage<'_> {
                 self.timed(self.per_connection(4, next), duration, micro).await
             }
             Kind::Download(opaque) => {
-                let expected = origin::text(65_536);
+                let expected = text(65_536);
                 let path = format!("/text/{DOWNLOAD}");
                 let work = self.tls_clients(2, opaque).await?.into_iter().map(|mut client| {
                     let (head, expected) = (self.get(&path, opaque), expected.clone());
@@ -166,7 +166,7 @@ impl Stage<'_> {
                 self.to_the_end(work.collect(), 1e9).await
             }
             Kind::Upload => {
-                let piece = origin::text(65_536);
+                let piece = text(65_536);
                 let work = self.tls_clients(2, false).await?.into_iter().map(|mut client| {
                     let (piece, port) = (piece.clone(), self.lab.origin_port);
                     async move |progress: &Progress| {
@@ -211,7 +211,7 @@ impl Stage<'_> {
                 let mut work = Vec::new();
                 for _ in 0..16 {
                     let client = client::connect(self.proxy.port).await?;
-                    work.push(repeat(client, head.clone(), origin::text(1_024)));
+                    work.push(repeat(client, head.clone(), text(1_024)));
                 }
                 self.timed(work, duration, micro).await
             }
@@ -241,7 +241,7 @@ impl Stage<'_> {
                         let (mut socket, _) = tokio_tungstenite::client_async(url, client.stream)
                             .await
                             .map_err(|error| format!("upgrade: {error}"))?;
-                        let text = String::from_utf8_lossy(&origin::text(256)).into_owned();
+                        let text = String::from_utf8_lossy(&text(256)).into_owned();
                         loop {
                             let start = Instant::now();
                             socket.send(Message::text(text.clone())).await.map_err(|error| error.to_string())?;
@@ -260,9 +260,9 @@ impl Stage<'_> {
                     async move |progress: &Progress| {
                         loop {
                             let start = Instant::now();
-                            match client::tunnel(self.proxy.port, "denied.example", 443).await? {
-                                Err(403) => progress.done(1, start),
-                                Err(status) => return Err(format!("status {status}")),
+                            match client::tunnel(self.proxy.access(), "denied.example", 443).await? {
+                                Err(head) if head.status == 403 => progress.done(1, start),
+                                Err(head) => return Err(format!("status {}", head.status)),
                                 Ok(_) => return Err("the tunnel was opened".to_owned()),
                             }
                         }
@@ -275,12 +275,12 @@ impl Stage<'_> {
                 // The first connections fill caches that all share.
                 let mut warm = self.tls_clients(8, opaque).await?;
                 for client in &mut warm {
-                    client.exchange(self.get(path, opaque).as_bytes(), &origin::text(1_024), 1_024).await?;
+                    client.exchange(self.get(path, opaque).as_bytes(), &text(1_024), 1_024).await?;
                 }
                 let before = self.proxy.usage().rss_kib;
                 let mut idle = self.tls_clients(IDLE, opaque).await?;
                 for client in &mut idle {
-                    client.exchange(self.get(path, opaque).as_bytes(), &origin::text(1_024), 1_024).await?;
+                    client.exchange(self.get(path, opaque).as_bytes(), &text(1_024), 1_024).await?;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let grown = self.proxy.usage().rss_kib.saturating_sub(before);
@@ -301,7 +301,7 @@ impl Stage<'_> {
 
     async fn open_tls(&self, host: &str, sni: &str, opaque: bool) -> Result<Connection<TlsStream<TcpStream>>, Failure> {
         let config = if opaque { &self.opaque } else { &self.inspected };
-        client::tls(self.proxy.port, (host, self.lab.origin_port), sni, config).await
+        client::tls(self.proxy.access(), (host, self.lab.origin_port), sni, config).await
     }
 
     async fn tls_clients(&self, count: usize, opaque: bool) -> Result<Vec<Connection<TlsStream<TcpStream>>>, Failure> {
@@ -319,7 +319,7 @@ impl Stage<'_> {
         clients: usize,
         host: impl Fn(usize) -> String + Copy,
     ) -> Vec<impl AsyncFnOnce(&Progress) -> Result<(), Failure>> {
-        let expected = origin::text(1_024);
+        let expected = text(1_024);
         let port = self.lab.origin_port;
         let one = |n: usize| {
             let expected = expected.clone();
@@ -342,14 +342,14 @@ impl Stage<'_> {
         let config = pki::client_config(self.lab.dir.path(), "ca", &["h2"], false);
         let port = self.lab.origin_port;
         let host = self.proxy.contender.connect_host(INSPECTED);
-        let tls = client::tls(self.proxy.port, (host, port), INSPECTED, &config).await?.stream;
+        let tls = client::tls(self.proxy.access(), (host, port), INSPECTED, &config).await?.stream;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Err("HTTP/2 is not offered".to_owned());
         }
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls));
         let (sender, connection) = handshake.await.map_err(|error| error.to_string())?;
         let driving = tokio::spawn(connection);
-        let expected = origin::text(1_024);
+        let expected = text(1_024);
         let work = (0..100).map(|_| {
             let (mut sender, expected) = (sender.clone(), expected.clone());
             async move |progress: &Progress| {

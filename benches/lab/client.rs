@@ -9,12 +9,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// The proxy's user and password, which contenders without authentication ignore.
-pub(crate) const PROXY_AUTHORIZATION: &str = "Basic YmVuY2g6YmVuY2gtdG9rZW4tb2YtMjQtYnl0ZXMtb3ItbW9yZQ==";
-/// The token in it.
-pub(crate) const TOKEN: &str = "bench-token-of-24-bytes-or-more";
-
-/// The error that a contender did not do what the scenario requires.
+/// The error that a proxy did not do what the scenario requires.
 pub(crate) type Failure = String;
 
 /// A connection with what has been read from it and not used.
@@ -22,6 +17,9 @@ pub(crate) struct Connection<S> {
     pub(crate) stream: S,
     buffer: Vec<u8>,
 }
+
+/// The port of a proxy on loopback, and the value of `Proxy-Authorization` for it.
+pub(crate) type ProxyAccess<'a> = (u16, &'a str);
 
 /// The head of an answer.
 pub(crate) struct Head {
@@ -42,25 +40,25 @@ pub(crate) async fn connect(proxy: u16) -> Result<Connection<TcpStream>, Failure
     Ok(Connection::new(tcp))
 }
 
-/// Opens a tunnel. Returns the status if the proxy refuses it.
-pub(crate) async fn tunnel(proxy: u16, host: &str, port: u16) -> Result<Result<TcpStream, u16>, Failure> {
+/// Opens a tunnel. Returns the head of the answer if the proxy refuses it.
+pub(crate) async fn tunnel(
+    (proxy, authorization): ProxyAccess<'_>,
+    host: &str,
+    port: u16,
+) -> Result<Result<TcpStream, Head>, Failure> {
     let mut connection = connect(proxy).await?;
-    let head = format!(
-        "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nProxy-Authorization: {PROXY_AUTHORIZATION}\r\n\r\n"
-    );
-    connection.write(head.as_bytes()).await?;
-    let head = connection.head().await?;
-    Ok(if head.status == 200 { Ok(connection.stream) } else { Err(head.status) })
+    let head = connection.ask_for_tunnel(authorization, host, port).await?;
+    Ok(if head.status == 200 { Ok(connection.stream) } else { Err(head) })
 }
 
 /// Opens a tunnel and a TLS connection in it. The configuration decides whose certificate is accepted.
 pub(crate) async fn tls(
-    proxy: u16,
+    proxy: ProxyAccess<'_>,
     (host, port): (&str, u16),
     sni: &str,
     config: &Arc<ClientConfig>,
 ) -> Result<Connection<TlsStream<TcpStream>>, Failure> {
-    let tcp = tunnel(proxy, host, port).await?.map_err(|status| format!("CONNECT: {status}"))?;
+    let tcp = tunnel(proxy, host, port).await?.map_err(|head| format!("CONNECT: {}", head.status))?;
     let name = ServerName::try_from(sni.to_owned()).unwrap();
     let tls = TlsConnector::from(config.clone()).connect(name, tcp).await;
     Ok(Connection::new(tls.map_err(|error| format!("TLS: {error}"))?))
@@ -79,6 +77,15 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Connection<S> {
         written.await.map_err(|error| format!("write: {error}"))
     }
 
+    /// Sends CONNECT and returns the head of the answer.
+    pub(crate) async fn ask_for_tunnel(&mut self, authorization: &str, host: &str, port: u16) -> Result<Head, Failure> {
+        let head = format!(
+            "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nProxy-Authorization: {authorization}\r\n\r\n"
+        );
+        self.write(head.as_bytes()).await?;
+        self.head().await
+    }
+
     /// Reads more into the buffer.
     pub(crate) async fn fill(&mut self) -> Result<(), Failure> {
         match self.stream.read_buf(&mut self.buffer).await {
@@ -88,7 +95,17 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Connection<S> {
         }
     }
 
+    /// Reads a head. Interim ones are skipped.
     pub(crate) async fn head(&mut self) -> Result<Head, Failure> {
+        loop {
+            let head = self.any_head().await?;
+            if !(100..200).contains(&head.status) || head.status == 101 {
+                return Ok(head);
+            }
+        }
+    }
+
+    async fn any_head(&mut self) -> Result<Head, Failure> {
         let end = loop {
             if let Some(at) = self.buffer.windows(4).position(|four| four == b"\r\n\r\n") {
                 break at + 4;

@@ -1,0 +1,7 @@
+//! What the benchmarks that start the daemon share: clients, certificates, payloads, and measurements of processes.
+
+pub(crate) mod client;
+pub(crate) mod measure;
+pub(crate) mod payload;
+pub(crate) mod pki;
+pub(crate) mod process;
