@@ -6,6 +6,8 @@
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
 
+mod leak_data;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,14 +16,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
 use daachorse::DoubleArrayAhoCorasick;
-use exeat::leak::strength::Strength;
-use exeat::leak::{Holdback, Matcher, Redactor, Value, ValueOwner};
-use exeat::model::name::CredentialName;
+use exeat::leak::{Holdback, Matcher, Redactor};
+use leak_data::{Random, WORDS, chat, matcher, sentence, values};
 
 const SIZE: usize = 4 << 20;
 const RUNS: usize = 7;
-const PREFIXES: [&str; 8] = ["sk-ant-api03-", "sk-proj-", "ghp_", "github_pat_", "xoxb-", "AKIA", "glpat-", ""];
-const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
@@ -43,44 +42,6 @@ fn main() {
             latency(n, &subject.matcher);
         }
     }
-}
-
-/// xorshift64*: the same bytes in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        usize::try_from((self.next() >> 33) % n as u64).unwrap()
-    }
-
-    fn pick<'t, T>(&mut self, from: &'t [T]) -> &'t T {
-        &from[self.below(from.len())]
-    }
-}
-
-/// Returns realistic credentials: the prefix of their kind, then 20 to 128 bytes in all.
-fn values(n: usize) -> Vec<Vec<u8>> {
-    let mut random = Random(42);
-    let mut one = |_| {
-        let mut value = random.pick(&PREFIXES).as_bytes().to_vec();
-        let length = 20 + random.below(109);
-        value.resize_with(length.max(value.len()), || *random.pick(LETTERS));
-        value
-    };
-    (0..n).map(&mut one).collect()
-}
-
-fn matcher(values: &[Vec<u8>]) -> Arc<Matcher> {
-    let whose = |at: usize| ValueOwner::Credential(CredentialName::new(&format!("KEY_{at}")));
-    let values = values.iter().enumerate();
-    Arc::new(Matcher::new(values.map(|(at, value)| Value::new(whose(at), value).with_halves(Strength::of(value)))))
 }
 
 /// Returns the patterns of the index: plain, in base64 at three alignments, in hex.
@@ -138,7 +99,7 @@ fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
         ("random bytes", bytes),
         ("base64", base64),
         ("base64, 76 columns", wrapped),
-        ("JSON of a chat", chat(&mut random)),
+        ("JSON of a chat", chat(&mut random, SIZE)),
         ("source, short lines", source(&mut random)),
         ("JSON in JSON", serde_json::to_string(&String::from_utf8(pretty(&mut random)).unwrap()).unwrap().into_bytes()),
         ("events", events(&mut random).concat()),
@@ -159,72 +120,6 @@ fn fit(mut data: Vec<u8>) -> Bytes {
     }
     data.truncate(SIZE);
     data.into()
-}
-
-const WORDS: [&str; 40] = [
-    "the",
-    "of",
-    "and",
-    "request",
-    "answer",
-    "a",
-    "in",
-    "function",
-    "value",
-    "is",
-    "that",
-    "it",
-    "returns",
-    "when",
-    "stream",
-    "was",
-    "for",
-    "with",
-    "which",
-    "bytes",
-    "held",
-    "because",
-    "an",
-    "error",
-    "I",
-    "would",
-    "suggest",
-    "to",
-    "first",
-    "look",
-    "at",
-    "file",
-    "`config.toml`",
-    "and",
-    "then",
-    "run",
-    "tests",
-    "again",
-    "they",
-    "pass",
-];
-
-/// Returns a sentence as a model might write it.
-fn sentence(random: &mut Random) -> String {
-    let words: Vec<&str> = (0..6 + random.below(14)).map(|_| *random.pick(&WORDS)).collect();
-    match random.below(12) {
-        0 => format!("\"{}\" is 100% R&D. ", words.join(" ")),
-        1 => format!("{}:\n\n", words.join(" ")),
-        2 => format!("{}.\n", words.join(" ")),
-        _ => format!("{}. ", words.join(" ")),
-    }
-}
-
-fn chat(random: &mut Random) -> Vec<u8> {
-    let mut out = Vec::new();
-    while out.len() < SIZE {
-        let content: String = (0..12).map(|_| sentence(random)).collect();
-        let id = format!("msg_{:016x}", random.next());
-        let message =
-            serde_json::json!({"id": id, "role": "assistant", "content": content, "stop": null, "tokens": 318});
-        out.extend_from_slice(message.to_string().as_bytes());
-    }
-    out
 }
 
 fn pretty(random: &mut Random) -> Vec<u8> {
