@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench leak` prints tables; a word after `--` selects the tables of that name (`throughput`, `pieces`,
 //! `build`, `latency`). Every figure is the median of seven runs over the same bytes, with the lowest and the highest.
-//! The other engine and a plain copy are measured between those runs.
+//! The other engine and a plain copy are measured between those runs. `benches/stages` has the scanner among its stages,
+//! with one kind of data and no other engine, to find regressions; this benchmark compares many kinds of data.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
 
