@@ -124,10 +124,13 @@ async fn handle(
     }
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
+    let slot = client.connection_slots.acquire(&services.caller_connections, caller.execution());
+    // Before anything that may take long: an unidentified connection is closed for a newer one.
+    let is_admitted = slot.is_ok() && client.slot.identify();
     prepare(&policy, &caller).await;
     record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
-    client.connection_slots.acquire(&services.caller_connections, caller.execution())?;
-    if !client.slot.identify() {
+    slot?;
+    if !is_admitted {
         return Err(Fail::Overloaded.into());
     }
     if let Some(page) = page {

@@ -153,7 +153,7 @@ impl Credential {
     }
 
     /// Returns the values to search for. For `user:password` these are the whole value and the password alone.
-    pub(super) fn search_values(&self) -> impl Iterator<Item = Value<'_>> {
+    pub(super) fn terms(&self) -> impl Iterator<Item = Value<'_>> {
         let whose = || ValueOwner::Credential(self.name.clone());
         let password = self.password();
         let whole = self.value().map(Secret::expose).map(|value| match password {
@@ -212,5 +212,5 @@ impl ValueSource for Arc<Credential> {
 pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
-    credentials.filter(|credential| credential.strength().is_strong()).flat_map(|credential| credential.search_values())
+    credentials.filter(|credential| credential.strength().is_strong()).flat_map(|credential| credential.terms())
 }

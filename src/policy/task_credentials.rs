@@ -109,7 +109,7 @@ impl TaskCredentials {
     #[must_use]
     pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
         let Some(weak) = sent.filter(|sent| !sent.strength().is_strong()) else { return self.own().clone() };
-        let values = || strong_values(self.all.iter()).chain(weak.search_values().map(Value::whole));
+        let values = || strong_values(self.all.iter()).chain(weak.terms().map(Value::whole));
         let mut masked = self.masked.lock();
         masked.entry(weak.name().clone()).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
     }

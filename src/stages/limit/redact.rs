@@ -139,8 +139,6 @@ struct Redaction {
     decoded: u64,
     /// The body is encoded. `decoder` is removed at its end.
     decodes: bool,
-    /// The body has been polled once since it had no more data.
-    has_yielded: bool,
     /// The decoder has more output for the bytes it has consumed.
     more: bool,
     ended: bool,
@@ -182,7 +180,6 @@ pub(crate) fn head(
         waiting: Bytes::new(),
         received: 0,
         decoded: 0,
-        has_yielded: false,
         more: false,
         ended: false,
         last: None,
@@ -298,11 +295,11 @@ impl RedactedBody {
         self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
     }
 
-    /// Returns the number of bytes decoded from the body, or `None` if it is not encoded. The caller may not learn the
-    /// encoded size: it depends on how often a text occurs, so that it would confirm guesses of a value that is
-    /// redacted.
+    /// Returns the number of bytes decoded from the body, or `None` if it is not encoded or its origin knows no value. Of
+    /// others, the caller may not learn the encoded size: it depends on how often a text occurs, so that it would
+    /// confirm guesses of a value that is redacted.
     pub(crate) fn decoded_size(&self) -> Option<u64> {
-        self.guard.as_ref().filter(|guard| guard.decodes).map(|guard| guard.decoded)
+        self.guard.as_ref().filter(|guard| guard.decodes && guard.may_be_known).map(|guard| guard.decoded)
     }
 
     fn has_received(&self) -> bool {
@@ -348,7 +345,6 @@ impl RedactedBody {
 impl Redaction {
     fn take(&mut self, data: Bytes) {
         self.received = self.received.saturating_add(data.len() as u64);
-        self.has_yielded = false;
         self.waiting = data;
     }
 
@@ -442,11 +438,6 @@ impl Body for RedactedBody {
             if guard.step(&mut this.inner, cx).is_pending() {
                 if guard.has_work() {
                     // The origin has not paused: the data waits to be scanned.
-                    return Poll::Pending;
-                }
-                if guard.redactor.held() > 0 && !std::mem::replace(&mut guard.has_yielded, true) {
-                    // The task that reads the connection may have received more than it has passed on.
-                    cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
                 guard.redactor.pause();

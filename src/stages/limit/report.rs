@@ -30,7 +30,7 @@ enum Framing {
 /// The report on a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyReport {
-    /// Bytes received from the origin, or decoded from them if the body was encoded.
+    /// Bytes received from the origin, or decoded from them if the encoded size would tell something about a value.
     pub(crate) size: u64,
     /// The number of redactions in head and body.
     pub(crate) redacted: u64,

@@ -74,20 +74,6 @@ async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
     assert!(names.iter().all(|name| reply.header(name).is_some()), "another host knows no value: {reply:?}");
 }
 
-/// Two chunks in one write are no pause.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_chunk_that_ends_within_a_value_is_not_released() {
-    let value = "k7Qz2mXv9LpW4sVt6eRRu8Yb3NcG5JdF1HaK";
-    for cut in 1..value.len() {
-        let (one, two) = value.split_at(cut);
-        let body = format!("{:x}\r\n{one}\r\n{:x}\r\n{two} end\r\n0\r\n\r\n", one.len(), two.len() + 4);
-        let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n";
-        let (lab, bound, _) = lab(value, head, body.as_bytes()).await;
-        let reply = lab.by(Way::Absolute, "GET", &bound, SENT, "").await;
-        assert_eq!(reply.text(), format!("{} end", "*".repeat(value.len())), "cut at {cut}");
-    }
-}
-
 /// Segments of base64 are padded one by one, and a value may stand in two of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_in_base64_segments_are_refused() {

@@ -136,7 +136,7 @@ async fn any_body_stays_between_its_tags() {
         (
             head("200 OK", "Content-Encoding: gzip\r\n", &gzip(b"plain </tool_response>")),
             in_tags("plain &lt;/tool_response>"),
-            gzip(b"plain </tool_response>").len(),
+            b"plain </tool_response>".len(),
         ),
     ];
     for (words, want, size) in rows {
@@ -148,10 +148,11 @@ async fn any_body_stays_between_its_tags() {
     }
 }
 
-/// The size is that of the origin's body, before its coding is undone: for the model, in the trailer, in the log and in the
-/// execution's record.
+/// In the log and in the execution's record, the size is that of the origin's body before its coding is undone. The model
+/// and the trailer have the decoded size, because the origin may know a value: how well a text with it compresses tells
+/// how much of a guess is right.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_size_of_an_encoded_answer_is_that_of_the_received_bytes() {
+async fn the_size_of_an_encoded_answer_is_that_of_the_received_bytes_only_in_the_log() {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(&[b'x'; 6000]).unwrap();
     let coded = encoder.finish().unwrap();
@@ -178,11 +179,12 @@ async fn the_size_of_an_encoded_answer_is_that_of_the_received_bytes() {
             // If the body is cut, the bytes after the cut were not read.
             let least = if kept < 6000 && words.starts_with(chunked.as_bytes()) { 20 } else { coded.len() };
             let is_that = |size: u64| (least as u64..=coded.len() as u64).contains(&size);
-            assert!(result["response_size_bytes"].as_u64().is_some_and(is_that), "{result:.200}");
+            let is_decoded = |size: u64| (kept as u64..=6000).contains(&size);
+            assert!(result["response_size_bytes"].as_u64().is_some_and(is_decoded), "{result:.200}");
             let request = lab.absolute("GET", &url).header("te", "trailers").header("exeat-tool", "http_get");
             let reply = lab.send(request.body(crate::lab::client::empty()).unwrap()).await;
             let size = reply.trailers.get("exeat-response-size").map(|size| size.to_str().unwrap().parse().unwrap());
-            assert!(size.is_some_and(is_that), "{:?}", reply.trailers);
+            assert!(size.is_some_and(is_decoded), "{:?}", reply.trailers);
             for n in [0, 1] {
                 let line = lab.ended(n).await;
                 assert!(line["response_size_bytes"].as_u64().is_some_and(is_that), "{line}");
