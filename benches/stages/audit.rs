@@ -22,11 +22,12 @@ pub(crate) fn bench(criterion: &mut Criterion) {
     let target = Target::connect(&format!("{}:443", host(0)).parse().unwrap()).unwrap();
     let request = Request::post("/v1/messages?beta=true").body(()).unwrap();
     let credential = CredentialName::new("EXAMPLE_KEY");
+    let own = lab.policy.task(lab.caller.task()).map(|task| task.values());
     group.bench_function("exchange", |bench| {
         bench.to_async(&lab.runtime).iter(async || {
             let mut record = lab.record();
             record.request(&request);
-            record.caller(lab.caller.task(), lab.caller.execution());
+            record.caller(lab.caller.task(), lab.caller.execution(), own);
             record.target(&target);
             record.rule("integration i0");
             record.credential(Some(&credential));

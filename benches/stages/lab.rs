@@ -51,7 +51,7 @@ impl Lab {
     }
 
     pub(crate) fn record(&self) -> Record {
-        Record::begin(&self.sink, &self.finds, self.policy.values(), &peer())
+        Record::begin(&self.sink, &self.finds, self.policy.log_values(), &peer())
     }
 }
 

@@ -57,7 +57,7 @@ impl LogValues {
 
     fn filters(&self) -> &Filters {
         self.filters.get_or_init(|| {
-            let (mut texts, mut names): (Vec<(Form, u32)>, Vec<(Form, u32)>) = Default::default();
+            let (mut texts, mut names) = (Vec::<(Form, u32)>::new(), Vec::<(Form, u32)>::new());
             for (owner, (source, _)) in (0..).zip(&self.sources) {
                 for value in source.values().into_iter().filter(|value| value.len() >= MIN_VALUE) {
                     let term = SearchTerm { is_whole_only: true, ..SearchTerm::new(value) };
