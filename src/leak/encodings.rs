@@ -17,6 +17,8 @@ const PUBLIC_PREFIX: usize = 16;
 /// A sender may know at least this many bytes at the start of a value, because not every prefix of a kind of keys is
 /// recognized.
 pub(super) const MIN_KNOWN: usize = 8;
+/// No more bytes than this count as known, because the groups of short values after them would be too few.
+pub(super) const MAX_KNOWN: usize = 12;
 
 /// One folded encoding of a value.
 pub(super) struct Form {

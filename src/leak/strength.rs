@@ -2,7 +2,7 @@
 //! searched for.
 
 use super::MIN_VALUE;
-use super::encodings::MIN_KNOWN;
+use super::encodings::{MAX_KNOWN, MIN_KNOWN};
 
 /// The minimum number of guesses of a strong value.
 const MIN_STRONG_GUESSES: u64 = 1 << 40;
@@ -216,7 +216,7 @@ pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
 /// Returns the number of bytes at the start of a value that a sender may know. The first `public` bytes are not secret.
 pub(super) fn known_len(value: &[u8], public: usize) -> usize {
     let secret = value.get(public..).unwrap_or_default();
-    public.saturating_add(kind_prefix_len(secret)).saturating_add(KNOWN_BEYOND_PREFIX).max(MIN_KNOWN)
+    public.saturating_add(kind_prefix_len(secret)).saturating_add(KNOWN_BEYOND_PREFIX).clamp(MIN_KNOWN, MAX_KNOWN)
 }
 
 /// Returns the length of the public prefix of a kind of keys, such as `sk-ant-api03-`: words of up to eight letters and

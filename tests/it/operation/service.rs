@@ -213,13 +213,41 @@ async fn stopping_under_load_loses_no_request_in_flight() {
 
 /// Starts a daemon with this limit on descriptors.
 fn start_with_descriptor_limit(builder: &LabBuilder, descriptors: usize) -> Served {
+    start_with_limit(builder, &format!("-n {descriptors}"))
+}
+
+/// Starts the daemon with a limit of the shell's `ulimit`.
+fn start_with_limit(builder: &LabBuilder, limit: &str) -> Served {
     let dir = builder.dir.path();
     let command = exeat(dir, &["serve", "-c", "e.toml"]);
     let mut shell = Command::new("sh");
-    let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+    let script = format!("ulimit {limit}; exec \"$0\" \"$@\"");
     shell.args(["-c", &script]).arg(command.get_program()).args(command.get_args());
     shell.current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
     Served::start(shell)
+}
+
+/// A log that has reached the size limit of files is one that cannot be written.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_refused_at_the_file_size_limit() {
+    let (builder, origin) = place("").await;
+    // In blocks of 512 or 1,024 bytes, depending on the shell.
+    let mut served = start_with_limit(&builder, "-f 64");
+    let url = format!("https://api.test:{}/", origin.port());
+    let mut allowed = 0;
+    loop {
+        let reply = served.get(&url).await;
+        if reply.status == 200 {
+            allowed += 1;
+            assert!(allowed < 1_000, "a line has more than 64 bytes");
+            continue;
+        }
+        reply.assert_refused(503, "audit_unavailable");
+        break;
+    }
+    assert!(allowed > 0 && served.child.try_wait().unwrap().is_none(), "{allowed}");
+    let log = fs::read_to_string(builder.dir.path().join("state/exeat/audit.jsonl")).unwrap();
+    assert_eq!(log.lines().filter(|line| line.contains("\"decided\"")).count(), allowed);
 }
 
 /// However many unidentified connections exist, descriptors are left for existing callers, for a new caller, for the
