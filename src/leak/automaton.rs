@@ -319,7 +319,6 @@ mod tests {
             bytes: Zeroizing::new(bytes.clone()),
             min_partial: bytes.len().div_ceil(2),
             prefix_len: 0,
-            known_len: 0,
         };
         Automaton::new(patterns.iter().enumerate().map(|(i, p)| (form(p), to_u32(i))).collect())
     }

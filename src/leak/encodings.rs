@@ -14,11 +14,6 @@ pub const MIN_VALUE: usize = 8;
 pub(super) const MIN_SEARCHED: usize = 4;
 /// The prefilter prefers bytes after this many bytes of the value, because the prefixes of well-known keys are public.
 const PUBLIC_PREFIX: usize = 16;
-/// A sender may know at least this many bytes at the start of a value, because not every prefix of a kind of keys is
-/// recognized.
-pub(super) const MIN_KNOWN: usize = 8;
-/// No more bytes than this count as known, because the groups of short values after them would be too few.
-pub(super) const MAX_KNOWN: usize = 12;
 
 /// One folded encoding of a value.
 pub(super) struct Form {
@@ -27,8 +22,6 @@ pub(super) struct Form {
     pub(super) min_partial: usize,
     /// The number of bytes of the form that encode the first [`PUBLIC_PREFIX`] bytes of the value.
     pub(super) prefix_len: usize,
-    /// The number of bytes at the start of the form that a sender may know.
-    pub(super) known_len: usize,
 }
 
 /// A value to search for.
@@ -42,19 +35,17 @@ pub(super) struct SearchTerm<'v> {
     pub(super) min_partial: Option<usize>,
     /// No prefix counts as a partial match.
     pub(super) is_whole_only: bool,
-    /// The number of bytes at the start that a sender may know, such as a well-known prefix.
-    pub(super) known: usize,
 }
 
 impl<'v> SearchTerm<'v> {
     /// Creates a term for a value that is secret from its first byte on.
     pub(super) fn new(value: &'v [u8]) -> Self {
-        Self { value, public: 0, min_partial: None, is_whole_only: false, known: MIN_KNOWN }
+        Self { value, public: 0, min_partial: None, is_whole_only: false }
     }
 }
 
 /// Returns all forms of a value without duplicates.
-pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only, known }: SearchTerm<'_>) -> Vec<Form> {
+pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only }: SearchTerm<'_>) -> Vec<Form> {
     let min_len = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
     let raw_min_partial = |length: usize| {
         if let Some(min_partial) = min_partial {
@@ -65,16 +56,15 @@ pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only, know
         public.saturating_add(secret.div_ceil(2).max(MIN_VALUE))
     };
     let mut forms: Vec<Form> = Vec::new();
-    let mut add = |bytes: Zeroizing<Vec<u8>>, min_partial: usize, len_of: &dyn Fn(usize) -> usize| {
+    let mut add = |bytes: Zeroizing<Vec<u8>>, min_partial: usize, prefix_len: usize| {
         let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(bytes.iter().map(|byte| fold(*byte)).collect());
         if bytes.len() >= min_len && forms.iter().all(|form| form.bytes != bytes) {
             let min_partial = if is_whole_only { bytes.len() } else { min_partial };
-            let (prefix_len, known_len) = (len_of(PUBLIC_PREFIX), len_of(known));
-            forms.push(Form { bytes, min_partial, prefix_len, known_len });
+            forms.push(Form { bytes, min_partial, prefix_len });
         }
     };
     // Invisible code points are removed from searched texts.
-    add(without_ignorable(value), raw_min_partial(value.len()), &|bytes| bytes);
+    add(without_ignorable(value), raw_min_partial(value.len()), PUBLIC_PREFIX);
     // If the value itself contains apparent escapes, they are decoded together with those of the text.
     let mut decoded = Zeroizing::new(value.to_vec());
     for _ in 0..2 {
@@ -82,18 +72,18 @@ pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only, know
         decoded.retain(|byte| fold(*byte) != super::fold::SKIPPED);
         let visible = without_ignorable(&decoded);
         let min_partial = raw_min_partial(visible.len());
-        add(visible, min_partial, &|bytes| bytes);
+        add(visible, min_partial, PUBLIC_PREFIX);
     }
     for offset in 0..3 {
         let form = base64_at(value, offset);
         let characters = |bytes: usize| bytes.saturating_mul(8).div_ceil(6);
         let end = offset.saturating_add(raw_min_partial(value.len())).saturating_mul(8) / 6;
         let min_partial = end.saturating_sub(characters(offset)).min(form.len());
-        add(form, min_partial, &characters);
+        add(form, min_partial, characters(PUBLIC_PREFIX));
     }
     let hex = hex(value);
     let min_partial = raw_min_partial(value.len()).saturating_mul(2);
-    add(hex, min_partial, &|bytes| bytes.saturating_mul(2));
+    add(hex, min_partial, PUBLIC_PREFIX.saturating_mul(2));
     forms
 }
 
@@ -106,7 +96,7 @@ pub(super) fn name_forms(value: &[u8]) -> impl Iterator<Item = Form> {
     std::iter::once(plain).chain(coded).filter(|bytes| bytes.len() >= MIN_VALUE).map(|bytes| {
         let bytes: Zeroizing<Vec<u8>> =
             Zeroizing::new(bytes.iter().map(|byte| fold(byte.to_ascii_lowercase())).collect());
-        Form { min_partial: bytes.len(), prefix_len: PUBLIC_PREFIX, known_len: MIN_KNOWN, bytes }
+        Form { min_partial: bytes.len(), prefix_len: PUBLIC_PREFIX, bytes }
     })
 }
 

@@ -15,7 +15,6 @@ use super::encodings::{self, Form, MIN_VALUE, SearchTerm};
 use super::fold::{is_indent, is_line_break, without_ignorable};
 use super::matcher::{Matcher, Value, folded_names};
 use super::prefilter::Prefilter;
-use super::strength;
 use super::unescape::{self, EscapeFamilies};
 
 /// The number of times that escapes are decoded.
@@ -61,8 +60,7 @@ impl LogValues {
             let (mut texts, mut names) = (Vec::<(Form, u32)>::new(), Vec::<(Form, u32)>::new());
             for (owner, (source, _)) in (0..).zip(&self.sources) {
                 for value in source.values().into_iter().filter(|value| value.len() >= MIN_VALUE) {
-                    let known = strength::known_len(value, 0);
-                    let term = SearchTerm { is_whole_only: true, known, ..SearchTerm::new(value) };
+                    let term = SearchTerm { is_whole_only: true, ..SearchTerm::new(value) };
                     texts.extend(encodings::forms(term).into_iter().map(|form| (form, owner)));
                     names.extend(encodings::name_forms(value).map(|form| (form, owner)));
                 }

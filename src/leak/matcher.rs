@@ -39,11 +39,7 @@ impl<'v> Value<'v> {
     /// Creates a value that is secret from its first byte on.
     #[must_use]
     pub fn new(owner: ValueOwner, value: &'v [u8]) -> Self {
-        Self {
-            owner,
-            term: SearchTerm { known: strength::known_len(value, 0), ..SearchTerm::new(value) },
-            halves: Halves::default(),
-        }
+        Self { owner, term: SearchTerm::new(value), halves: Halves::default() }
     }
 
     /// Searches for the strong halves of the value on their own too.
@@ -64,7 +60,7 @@ impl<'v> Value<'v> {
     pub fn basic(owner: ValueOwner, value: &'v [u8]) -> Self {
         let public = value.len().saturating_sub(password(value).len());
         let all = Self::new(owner, value);
-        Self { term: SearchTerm { public, known: strength::known_len(value, public), ..all.term }, ..all }
+        Self { term: SearchTerm { public, ..all.term }, ..all }
     }
 
     /// Searches for the whole value only, so that no part of it counts.
@@ -156,12 +152,12 @@ impl Matcher {
             let (first, second) = strength::halves(value);
             let secret_part = strength::distinctive_part(value);
             let parts = [
-                (halves.first, first, Some(Half::First), strength::known_len(first, 0)),
-                (halves.second, second, Some(Half::Second), strength::KNOWN_BEYOND_PREFIX),
-                (halves.secret_part, secret_part, None, strength::known_len(secret_part, 0)),
+                (halves.first, first, Some(Half::First)),
+                (halves.second, second, Some(Half::Second)),
+                (halves.secret_part, secret_part, None),
             ];
-            for (_, value, half, known) in parts.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
-                add(SearchTerm { is_whole_only: true, known, ..SearchTerm::new(value) }, to_u32(owners.len()));
+            for (_, value, half) in parts.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
+                add(SearchTerm { is_whole_only: true, ..SearchTerm::new(value) }, to_u32(owners.len()));
                 let value_owners = owners.get(at).map(|owner| owner.value_owners.clone()).unwrap_or_default();
                 owners.push(Owner { value_owners, hash: TokenHash::of(value), half });
             }

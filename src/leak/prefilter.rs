@@ -26,8 +26,10 @@ const NARROW: usize = 4;
 const MAX_STRIDE: usize = 8;
 /// The maximum number of bytes at the start of a pattern that are compared before the automaton reads the text.
 const REGION: usize = 256;
-/// Each group of a window has at least this many bytes that a sender does not know ([`Form::known_len`]), if the pattern
-/// is long enough, because a single unknown byte could be tried out.
+/// A sender may know this many bytes at the start of a pattern, as with well-known prefixes. Each group of the window
+/// then has at least [`MIN_UNKNOWN`] unknown bytes if the pattern is long enough, because a single unknown byte could
+/// be tried out.
+const KNOWN_PREFIX: usize = 12;
 const MIN_UNKNOWN: usize = 5;
 /// The number of offsets after a pattern's public prefix among which the window is chosen.
 const WINDOW_SPREAD: usize = 32;
@@ -82,7 +84,7 @@ impl Prefilter {
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
         let stride = if width == WIDE {
             // A stride that [`Self::find_wide`] is compiled for.
-            match forms.iter().map(|(form, _)| usable_groups(form)).min().unwrap_or_default() {
+            match shortest.saturating_sub(KNOWN_PREFIX).saturating_sub(MIN_UNKNOWN.saturating_sub(1)) {
                 0..4 => 2,
                 4..8 => 4,
                 _ => MAX_STRIDE,
@@ -291,12 +293,6 @@ impl Prefilter {
     }
 }
 
-/// Returns the number of wide groups of a form that have enough unknown bytes.
-fn usable_groups(form: &Form) -> usize {
-    let first = form.known_len.saturating_add(MIN_UNKNOWN).saturating_sub(WIDE);
-    form.bytes.len().saturating_add(1).saturating_sub(WIDE).saturating_sub(first)
-}
-
 fn group_key(group: [u8; WIDE]) -> u64 {
     u64::from_le_bytes(group) & CASE_MASK
 }
@@ -392,7 +388,6 @@ mod tests {
             bytes: Zeroizing::new(pattern.iter().map(|byte| fold(*byte)).collect()),
             min_partial: pattern.len(),
             prefix_len: lead,
-            known_len: 8,
         }
     }
 
@@ -453,18 +448,13 @@ mod tests {
         }
     }
 
-    /// A sender who knows the start of a value cannot try the next byte, because no group has only a few unknown bytes.
+    /// A sender who knows a prefix cannot try the next byte, because no group has only one unknown byte.
     #[test]
-    fn windows_avoid_known_bytes() {
+    fn windows_avoid_public_prefixes() {
         let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
-        // The length of a pattern, the number of known bytes that it declares, and the number that it allows for.
-        let rows =
-            [(16, 8, 8), (17, 8, 9), (20, 8, 8), (24, 8, 12), (16, 4, 4), (20, 12, 12), (31, 17, 17), (49, 17, 17)];
-        for (length, declared, known) in rows {
+        for (length, known) in [(16, 10), (17, 11), (20, 12), (24, 12), (31, 12), (49, 19)] {
             for _ in 0..50 {
-                let mut form = form(&pattern[..length], 16);
-                form.known_len = declared;
-                let prefilter = Prefilter::new(&[(form, 0)]);
+                let prefilter = Prefilter::new(&[(form(&pattern[..length], 16), 0)]);
                 let first = prefilter.origins.iter().map(|origin| origin.offset).min().unwrap();
                 assert!(first + WIDE >= known + MIN_UNKNOWN, "{length}: {first}");
             }

@@ -2,7 +2,6 @@
 //! searched for.
 
 use super::MIN_VALUE;
-use super::encodings::{MAX_KNOWN, MIN_KNOWN};
 
 /// The minimum number of guesses of a strong value.
 const MIN_STRONG_GUESSES: u64 = 1 << 40;
@@ -13,9 +12,6 @@ const ESTIMATES: [(usize, u64); 3] = [(FIRST_ESTIMATE, 1 << 50), (40, MIN_STRONG
 const FIRST_ESTIMATE: usize = 16;
 /// The number of letters from which on a run of them may be a long word.
 const LONG_WORD: usize = 10;
-
-/// The number of bytes beyond the public part of a value that a sender may know as well.
-pub(super) const KNOWN_BEYOND_PREFIX: usize = 4;
 
 /// The consequence of a weak value, for operators who have to change it.
 pub const WEAK: &str = "it is injected, but redacted only in responses of the exchange in which it was sent, and not \
@@ -211,12 +207,6 @@ pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
     let value = distinctive_part(value);
     let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
     (first, value.get(value.len() / 2..).unwrap_or_default())
-}
-
-/// Returns the number of bytes at the start of a value that a sender may know. The first `public` bytes are not secret.
-pub(super) fn known_len(value: &[u8], public: usize) -> usize {
-    let secret = value.get(public..).unwrap_or_default();
-    public.saturating_add(kind_prefix_len(secret)).saturating_add(KNOWN_BEYOND_PREFIX).clamp(MIN_KNOWN, MAX_KNOWN)
 }
 
 /// Returns the length of the public prefix of a kind of keys, such as `sk-ant-api03-`: words of up to eight letters and
