@@ -8,19 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::client::ProxyAccess;
+use crate::lab::daemon::{self, PROXY_AUTHORIZATION, Ports, REAL_KEY, Scale};
 use crate::measure::{self, Usage};
-use crate::origin::REAL_KEY;
 use crate::pki;
-use crate::process::{create_state, free_port, mixed, private, serve_dns};
+use crate::process::{free_port, private, serve_dns};
 
-/// The proxy's user and password, which contenders without authentication ignore.
-pub(crate) const PROXY_AUTHORIZATION: &str = "Basic YmVuY2g6YmVuY2gtdG9rZW4tb2YtMjQtYnl0ZXMtb3ItbW9yZQ==";
-/// The token in it.
-const TOKEN: &str = "bench-token-of-24-bytes-or-more";
-
-/// The number of credentials that exeat looks for in every request and answer.
-const CREDENTIALS: usize = 1_000;
+/// The policy of the comparison.
+const SCALE: Scale = Scale { credentials: 1_000, rules: 0, tasks: 0 };
 /// The number of hosts that squid, which has no wildcard in its hosts file, can resolve.
 pub(crate) const NEW_HOSTS: usize = 20_000;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,7 +51,7 @@ pub(crate) struct Proxy {
     /// From the start of the process to the first accepted connection.
     pub(crate) started_within: Duration,
     child: Child,
-    _dir: tempfile::TempDir,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl Lab {
@@ -88,6 +85,10 @@ impl Drop for Proxy {
 impl Proxy {
     pub(crate) fn usage(&self) -> Usage {
         measure::usage(self.child.id())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     pub(crate) fn access(&self) -> ProxyAccess<'static> {
@@ -152,13 +153,26 @@ impl Contender {
 
     /// Starts the proxy on the first core, with a directory of its own.
     pub(crate) fn start(self, lab: &Lab) -> Proxy {
+        self.start_prepared(lab, SCALE, |_| {})
+    }
+
+    /// Starts exeat with a policy of another size. `prepare` gets the state directory before the start.
+    pub(crate) fn start_prepared(self, lab: &Lab, scale: Scale, prepare: impl FnOnce(&Path)) -> Proxy {
         let dir = tempfile::tempdir_in(lab.dir.path()).unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let port = free_port();
+        let ports = Ports { proxy: port, origin: lab.origin_port, dns: lab.dns_port };
+        let exeat = |program: &Path| {
+            daemon::configure(lab.dir.path(), dir.path(), ports, scale);
+            prepare(&dir.path().join("state"));
+            let mut command = Command::new(program);
+            command.args(["serve", "-c", "exeat.toml"]).current_dir(dir.path());
+            command
+        };
         let command = match self {
             Self::Relay => this_program("relay", lab.dir.path()),
-            Self::Exeat => exeat(env!("CARGO_BIN_EXE_exeat").as_ref(), lab, dir.path(), port),
-            Self::Other => exeat(lab.other.as_deref().unwrap(), lab, dir.path(), port),
+            Self::Exeat => exeat(env!("CARGO_BIN_EXE_exeat").as_ref()),
+            Self::Other => exeat(lab.other.as_deref().unwrap()),
             Self::Squid => squid(lab, dir.path(), port, &self.program().unwrap()),
             Self::Mitmproxy => mitmproxy(lab, dir.path(), port, &self.program().unwrap()),
             Self::Tinyproxy => tinyproxy(dir.path(), port, &self.program().unwrap()),
@@ -183,7 +197,7 @@ impl Contender {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Proxy { contender: self, port, started_within: began.elapsed(), child, _dir: dir }
+        Proxy { contender: self, port, started_within: began.elapsed(), child, dir }
     }
 }
 
@@ -197,52 +211,6 @@ fn printed_port(child: &mut Child) -> u16 {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     line.trim().parse().expect("a port is printed")
-}
-
-/// Full policy: interception, a rule with methods, 1,000 credentials in requests and answers, limits, the ledger and the
-/// audit log in files.
-fn exeat(program: &Path, lab: &Lab, dir: &Path, port: u16) -> Command {
-    let (origin, dns) = (lab.origin_port, lab.dns_port);
-    let mut config = format!(
-        "state_dir = \"{state}\"\n\
-         [proxy]\nlisten = [\"127.0.0.1:{port}\"]\nmax_connections_per_caller = 8000\n\
-         [admin]\nlisten = \"unix:admin.sock\"\n\
-         [upstream]\nextra_roots = [\"{roots}\"]\n\
-         [dns]\nservers = [\"127.0.0.1:{dns}\"]\nnew_names_per_minute = 1000000\n\
-         [network]\nallow_cidrs = [\"127.0.0.0/8\"]\n\
-         [integrations.bench]\nallowed_domains = [\"*.bench.test\"]\nports = [{origin}]\n\
-         methods = [\"GET\", \"POST\"]\n\
-         [integrations.opaque]\nallowed_domains = [\"*.opaque.test\"]\nports = [{origin}]\nmode = \"opaque\"\n\
-         [plans.bench]\ncalls_per_execution = 1000000000\nmax_response_bytes = \"1GB\"\nrequest_timeout = \"300s\"\n\
-         [plans.bench.raw]\ncalls_per_execution = 1000000000\nrequests_per_second = 1000000\nconcurrent = 8000\n\
-         max_response_bytes = \"10GB\"\n",
-        state = dir.join("state").display(),
-        roots = lab.dir.path().join("origin-ca.pem").display(),
-    );
-    let mut names = Vec::new();
-    for n in 0..CREDENTIALS {
-        let value = match n {
-            0 => REAL_KEY.trim_start_matches("Bearer ").to_owned(),
-            _ => format!("sk-{:016x}{:016x}", mixed(n as u64), mixed(n as u64 + 7_777)),
-        };
-        private(&dir.join(format!("value-{n}")), &value);
-        config.push_str(&format!(
-            "[credentials.C{n}]\nauth_type = \"bearer\"\nvalue = \"file:value-{n}\"\n\
-             domains = [\"api{n}.bench.test:{origin}\"]\n"
-        ));
-        names.push(format!("\"C{n}\""));
-    }
-    private(&dir.join("token"), TOKEN);
-    config.push_str(&format!(
-        "[tasks.bench]\ntoken = \"file:token\"\nintegrations = [\"bench\", \"opaque\"]\nplan = \"bench\"\nraw = true\n\
-         tools = [\"http_get\"]\ncredentials = [{}]\n",
-        names.join(", ")
-    ));
-    fs::write(dir.join("exeat.toml"), config).unwrap();
-    create_state(dir, lab.dir.path());
-    let mut command = Command::new(program);
-    command.args(["serve", "-c", "exeat.toml"]).current_dir(dir);
-    command
 }
 
 /// Interception with its own certificate cache, an access rule, no cache, an access log.

@@ -6,6 +6,8 @@
 //!
 //! - `--rounds N` (5) and `--seconds N` (3): the number of rounds, and the duration of each measurement;
 //! - `--only WORD,WORD`: scenarios whose name contains one of the words; `--contenders NAME,NAME`: only these;
+//! - `--growth WORD,WORD`: instead of the comparison, measures how the cost of a request, the start and the memory of
+//!   exeat grow with its policy and its state: the cases whose name contains one of the words, or `all`;
 //! - `--exeat PATH`: another binary, also measured, as the contender `other`;
 //! - `--json FILE`, `--markdown FILE`: where the raw samples and the tables are written.
 //!
@@ -25,6 +27,7 @@
 #![allow(clippy::disallowed_methods, reason = "the benchmark plays sandbox, proxy and origin on loopback")]
 
 mod contenders;
+mod growth;
 #[path = "../lab/mod.rs"]
 mod lab;
 mod origin;
@@ -48,6 +51,7 @@ struct Options {
     seconds: f64,
     only: Vec<String>,
     contenders: Vec<String>,
+    growth: Vec<String>,
     other: Option<PathBuf>,
     json: Option<PathBuf>,
     markdown: Option<PathBuf>,
@@ -57,10 +61,21 @@ fn main() {
     let _ = (*exeat::tls::provider()).clone().install_default();
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["role", "origin", dir] => runtime().block_on(origin::serve(dir.as_ref())),
+        ["role", "origin", dir] => runtime().block_on(async {
+            let listener = origin::bind().await;
+            println!("{}", listener.local_addr().unwrap().port());
+            origin::serve(listener, dir.as_ref()).await;
+        }),
         ["role", "relay", dir] => runtime().block_on(relay::serve(dir.as_ref())),
         _ if std::env::var_os(PINNED).is_none() => pinned(&args),
-        _ => run(&options(&args)),
+        _ => {
+            let options = options(&args);
+            if options.growth.is_empty() {
+                run(&options);
+            } else {
+                growth::run(&options);
+            }
+        }
     }
 }
 
@@ -87,6 +102,7 @@ fn options(args: &[String]) -> Options {
         seconds: 3.0,
         only: Vec::new(),
         contenders: Vec::new(),
+        growth: Vec::new(),
         other: None,
         json: None,
         markdown: None,
@@ -98,6 +114,7 @@ fn options(args: &[String]) -> Options {
             "--seconds" => options.seconds = value.parse().expect("a number of seconds"),
             "--only" => options.only = list(value),
             "--contenders" => options.contenders = list(value),
+            "--growth" => options.growth = list(value),
             "--exeat" => options.other = Some(value.into()),
             "--json" => options.json = Some(value.into()),
             "--markdown" => options.markdown = Some(value.into()),
@@ -134,12 +151,18 @@ fn run(options: &Options) {
             }
         }
     }
-    let tables = results.tables();
-    println!("{tables}");
-    if let Some(path) = &options.markdown {
-        std::fs::write(path, &tables).unwrap();
-    }
-    if let Some(path) = &options.json {
-        std::fs::write(path, results.json()).unwrap();
+    options.report(&results.tables(), &results.json());
+}
+
+impl Options {
+    /// Prints the tables, and writes the files that were asked for.
+    fn report(&self, tables: &str, json: &str) {
+        println!("{tables}");
+        if let Some(path) = &self.markdown {
+            std::fs::write(path, tables).unwrap();
+        }
+        if let Some(path) = &self.json {
+            std::fs::write(path, json).unwrap();
+        }
     }
 }

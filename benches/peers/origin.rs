@@ -15,12 +15,11 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use crate::lab::daemon::REAL_KEY;
 use crate::measure::now_ns;
 use crate::payload::{self, text};
 use crate::pki::Ca;
 
-/// The key that `/auth` requires, and that no client has.
-pub(crate) const REAL_KEY: &str = "Bearer kJ4rX9vQ2mZ7tB1nW6yL3pD8sF5gH0aC";
 /// The interval of server-sent events.
 const EVENT_INTERVAL: Duration = Duration::from_millis(5);
 /// The most bytes that `/text/N` sends at once.
@@ -28,12 +27,14 @@ const PIECE: usize = 64 * 1024;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Serves until the process is killed. Prints its port.
-pub(crate) async fn serve(dir: &Path) {
+pub(crate) async fn bind() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+/// Serves until the process is killed.
+pub(crate) async fn serve(listener: TcpListener, dir: &Path) {
     let hosts = ["*.bench.test", "*.opaque.test", "bench.test", "opaque.test", "localhost"];
     let acceptor = TlsAcceptor::from(Ca::load(dir, "origin-ca").server_config(&hosts, &["h2", "http/1.1"]));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    println!("{}", listener.local_addr().unwrap().port());
     loop {
         let (tcp, _) = listener.accept().await.unwrap();
         let acceptor = acceptor.clone();

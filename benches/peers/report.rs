@@ -135,7 +135,7 @@ impl Results {
     }
 }
 
-fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
@@ -143,6 +143,6 @@ fn figure(value: f64) -> String {
     }
 }
 
-fn spread([middle, least, most]: [f64; 3]) -> String {
+pub(crate) fn spread([middle, least, most]: [f64; 3]) -> String {
     format!("{} ({}–{})", figure(middle), figure(least), figure(most))
 }

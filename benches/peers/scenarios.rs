@@ -16,7 +16,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{self, Connection, Failure};
-use crate::contenders::{Lab, NEW_HOSTS, PROXY_AUTHORIZATION, Proxy};
+use crate::contenders::{Lab, NEW_HOSTS, Proxy};
+use crate::lab::daemon::PROXY_AUTHORIZATION;
 use crate::measure::{now_ns, quantile};
 use crate::payload::text;
 use crate::pki;
@@ -91,21 +92,28 @@ pub(crate) const ALL: &[Scenario] = &[
 ];
 
 /// The parts of a running scenario.
-struct Stage<'l> {
+pub(crate) struct Stage<'l> {
     lab: &'l Lab,
     proxy: &'l Proxy,
     inspected: Arc<ClientConfig>,
     opaque: Arc<ClientConfig>,
+    /// The response to most requests.
+    short: Bytes,
 }
 
 /// The counters that the clients of a scenario share.
 #[derive(Default)]
-struct Progress {
+pub(crate) struct Progress {
     units: AtomicU64,
     latencies: Mutex<Vec<f64>>,
 }
 
 impl Progress {
+    /// Returns the latencies since the last call, in microseconds.
+    pub(crate) fn take_latencies(&self) -> Vec<f64> {
+        std::mem::take(&mut self.latencies.lock())
+    }
+
     fn done(&self, units: u64, since: Instant) {
         self.units.fetch_add(units, Ordering::Relaxed);
         self.latencies.lock().push(since.elapsed().as_secs_f64() * 1e6);
@@ -114,18 +122,77 @@ impl Progress {
 
 impl Scenario {
     pub(crate) async fn run(&self, lab: &Lab, proxy: &Proxy, duration: Duration) -> Measured {
-        let stage = Stage {
-            lab,
-            proxy,
-            inspected: pki::client_config(lab.dir.path(), "ca", &["http/1.1"], false),
-            opaque: pki::client_config(lab.dir.path(), "origin-ca", &["http/1.1"], false),
-        };
+        let stage = Stage::new(lab, proxy);
         let measured = tokio::time::timeout(PATIENCE + duration, stage.measure(self.kind, duration));
         Measured(measured.await.unwrap_or_else(|_| Err("no end".to_owned())))
     }
 }
 
-impl Stage<'_> {
+impl<'l> Stage<'l> {
+    pub(crate) fn new(lab: &'l Lab, proxy: &'l Proxy) -> Self {
+        Stage {
+            lab,
+            proxy,
+            inspected: pki::client_config(lab.dir.path(), "ca", &["http/1.1"], false),
+            opaque: pki::client_config(lab.dir.path(), "origin-ca", &["http/1.1"], false),
+            short: text(1_024),
+        }
+    }
+
+    /// Measures absolute-form tool calls.
+    pub(crate) async fn calls(&self, callers: &[String], duration: Duration) -> Result<Sample, Failure> {
+        self.timed(self.callers(callers).await?, duration, 1e6).await
+    }
+
+    /// Makes absolute-form tool calls on 16 connections. Each call comes from the next of the callers, which are values of
+    /// `Proxy-Authorization`.
+    pub(crate) async fn callers(
+        &self,
+        callers: &[String],
+    ) -> Result<Vec<impl AsyncFnOnce(&Progress) -> Result<(), Failure>>, Failure> {
+        let next = Arc::new(AtomicUsize::new(0));
+        let mut work = Vec::new();
+        for _ in 0..16 {
+            let (next, mut client) = (next.clone(), client::connect(self.proxy.port).await?);
+            work.push(async move |progress: &Progress| {
+                loop {
+                    let caller = &callers[next.fetch_add(1, Ordering::Relaxed) % callers.len()];
+                    self.call(&mut client, caller, progress).await?;
+                }
+            });
+        }
+        Ok(work)
+    }
+
+    /// Makes one call of each caller.
+    pub(crate) async fn call_once(&self, callers: &[String]) -> Result<(), Failure> {
+        let (mut client, progress) = (client::connect(self.proxy.port).await?, Progress::default());
+        for caller in callers {
+            self.call(&mut client, caller, &progress).await?;
+        }
+        Ok(())
+    }
+
+    async fn call(&self, client: &mut Connection<TcpStream>, caller: &str, progress: &Progress) -> Result<(), Failure> {
+        let (port, start) = (self.lab.origin_port, Instant::now());
+        let head = format!(
+            "GET https://{INSPECTED}:{port}/text/1024 HTTP/1.1\r\nHost: {INSPECTED}:{port}\r\n\
+             Exeat-Tool: http_get\r\nProxy-Authorization: {caller}\r\n\r\n"
+        );
+        client.exchange(head.as_bytes(), &self.short, self.short.len()).await?;
+        progress.done(1, start);
+        Ok(())
+    }
+
+    /// Opens opaque tunnels and makes one request in each.
+    pub(crate) async fn open_tunnels(&self, count: usize) -> Result<Vec<Connection<TlsStream<TcpStream>>>, Failure> {
+        let mut tunnels = self.tls_clients(count, true).await?;
+        for tunnel in &mut tunnels {
+            tunnel.exchange(self.get("/text/1024", true).as_bytes(), &text(1_024), 1_024).await?;
+        }
+        Ok(tunnels)
+    }
+
     async fn measure(&self, kind: Kind, duration: Duration) -> Result<Sample, Failure> {
         let micro = 1e6;
         match kind {
@@ -202,19 +269,7 @@ impl Stage<'_> {
                 self.timed(work.collect(), duration, micro).await
             }
             Kind::Http2 => self.http2(duration).await,
-            Kind::AbsoluteForm => {
-                let port = self.lab.origin_port;
-                let head = format!(
-                    "GET https://{INSPECTED}:{port}/text/1024 HTTP/1.1\r\nHost: {INSPECTED}:{port}\r\n\
-                     Exeat-Tool: http_get\r\nProxy-Authorization: {PROXY_AUTHORIZATION}\r\n\r\n"
-                );
-                let mut work = Vec::new();
-                for _ in 0..16 {
-                    let client = client::connect(self.proxy.port).await?;
-                    work.push(repeat(client, head.clone(), text(1_024)));
-                }
-                self.timed(work, duration, micro).await
-            }
+            Kind::AbsoluteForm => self.calls(&[PROXY_AUTHORIZATION.to_owned()], duration).await,
             Kind::Events => {
                 let work = self.tls_clients(8, false).await?.into_iter().map(|mut client| {
                     let head = self.get("/events", false);

@@ -10,18 +10,14 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
-use http::Request;
-use http_body_util::{BodyExt, Full};
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::book::Book;
+use crate::lab::admin;
 use crate::measure;
 use crate::origin::Ports;
 use crate::process::{create_state, private, serve_dns};
@@ -36,7 +32,6 @@ pub(crate) const MAX_FINDS: u64 = 3;
 const TASKS: [&str; 5] = ["work", "leaker", "limited", "impatient", "vague"];
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of lines of stderr that are kept for reports.
 const KEPT_LINES: usize = 200;
 
@@ -139,8 +134,8 @@ impl Gateway {
         fs::rename(self.dir.join("next.toml"), self.dir.join("exeat.toml")).map_err(|error| error.to_string())?;
         self.signal(Signal::HUP);
         let mut messages = self.messages.clone();
-        let in_force = timeout(ADMIN_TIMEOUT, messages.wait_for(|it| it.reloads > before)).await;
-        in_force.map(drop).map_err(|_| format!("reload {round} was not in force after {ADMIN_TIMEOUT:?}"))
+        let in_force = timeout(admin::TIMEOUT, messages.wait_for(|it| it.reloads > before)).await;
+        in_force.map(drop).map_err(|_| format!("reload {round} was not in force after {:?}", admin::TIMEOUT))
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -187,26 +182,7 @@ impl Gateway {
 
     /// Sends a request to the admin listener.
     pub(crate) async fn admin(&self, method: &str, path: &str, body: Option<Value>) -> Result<Value, String> {
-        let exchange = async {
-            let stream = UnixStream::connect(self.dir.join("admin.sock")).await.map_err(|error| error.to_string())?;
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-            let driver = tokio::spawn(connection);
-            let body = Full::new(body.map_or_else(Bytes::new, |body| body.to_string().into()));
-            let request = Request::builder().method(method).uri(path).header("host", "localhost").body(body).unwrap();
-            let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-            let status = response.status();
-            let bytes = response.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
-            driver.abort();
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            if !status.is_success() {
-                return Err(format!("{status}: {text}"));
-            }
-            serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))
-        };
-        let answered = timeout(ADMIN_TIMEOUT, exchange).await;
-        let answered = answered.unwrap_or_else(|_| Err(format!("no answer within {ADMIN_TIMEOUT:?}")));
-        answered.map_err(|error| format!("admin {method} {path}: {error}"))
+        admin::request(&self.dir.join("admin.sock"), method, path, body).await
     }
 
     pub(crate) async fn start_execution(&self, task: &str) -> Result<Arc<Execution>, String> {
