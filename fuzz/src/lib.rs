@@ -119,7 +119,7 @@ pub fn coding(data: &[u8]) {
         _ => Coding::AwsChunked,
     };
     let codings = if kinds & 0x80 == 0 { vec![kind(*kinds)] } else { vec![kind(*kinds), kind(kinds >> 3)] };
-    let bounds = DecodeLimits { total: 1 << 20, ratio: 100 };
+    let bounds = DecodeLimits { total: 1 << 20, ratio: Some(100) };
     let decode = |pieces: &[&[u8]]| {
         let mut decoder = Decoder::new(&codings, bounds, &Arc::default()).expect("no more codings than may be");
         let mut all = Vec::new();

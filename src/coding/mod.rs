@@ -76,13 +76,19 @@ pub struct DecodeLimits {
     /// The maximum number of decoded bytes.
     pub total: u64,
     /// The maximum number of decoded bytes per coded byte. It does not apply to the first 4 MiB.
-    pub ratio: u64,
+    pub ratio: Option<u64>,
 }
 
 impl DecodeLimits {
+    /// Removes the limit that depends on the coded size.
+    #[must_use]
+    pub fn without_ratio(self) -> Self {
+        Self { ratio: None, ..self }
+    }
+
     fn check(self, coded: u64, decoded: u64) -> Result<(), DecodeError> {
-        let fine = self.ratio.saturating_mul(coded).saturating_add(RATIO_FREE_BYTES);
-        if decoded > self.total.min(fine) { Err(DecodeError::TooMuch) } else { Ok(()) }
+        let by_ratio = self.ratio.map(|ratio| ratio.saturating_mul(coded).saturating_add(RATIO_FREE_BYTES));
+        if decoded > self.total.min(by_ratio.unwrap_or(u64::MAX)) { Err(DecodeError::TooMuch) } else { Ok(()) }
     }
 }
 

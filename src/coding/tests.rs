@@ -11,7 +11,7 @@ use super::brotli::window_bits;
 use super::budget::{CAPACITY, WindowMemory};
 use super::*;
 
-const FREE: DecodeLimits = DecodeLimits { total: u64::MAX, ratio: u64::MAX };
+const FREE: DecodeLimits = DecodeLimits { total: u64::MAX, ratio: None };
 const ALL: [Coding; 5] = [Coding::AwsChunked, Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
 
 fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
@@ -272,8 +272,8 @@ fn an_error_is_permanent() {
 
 #[test]
 fn bombs_exceed_the_limits() {
-    let bounds = DecodeLimits { total: 8 << 20, ratio: u64::MAX };
-    let low_ratio = DecodeLimits { total: u64::MAX, ratio: 20 };
+    let bounds = DecodeLimits { total: 8 << 20, ratio: None };
+    let low_ratio = DecodeLimits { total: u64::MAX, ratio: Some(20) };
     // A frame of RLE blocks: one GiB.
     let blocks = [0x02 | 1 << 1, 0, 0x10, 0].repeat(8192);
     let zstd = [&b"\x28\xb5\x2f\xfd\0\x68"[..], &blocks].concat();
@@ -301,7 +301,7 @@ fn bombs_exceed_the_limits() {
     let mut run = Run::new(&[Coding::Zstd, Coding::Gzip], bounds);
     assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(DecodeError::TooMuch));
     // A small body may have a high ratio.
-    let mut run = Run::new(&[Coding::Gzip], DecodeLimits { total: 65536, ratio: 0 });
+    let mut run = Run::new(&[Coding::Gzip], DecodeLimits { total: 65536, ratio: Some(0) });
     assert_eq!(run.feed(&encode(Coding::Gzip, &zeros[..65536])), Ok(()));
     assert_eq!(run.end(), Ok(()));
 }
@@ -568,7 +568,7 @@ proptest! {
             let place = at as usize % coded.len();
             coded[place] ^= mask;
         }
-        let mut run = Run::new(&codings, DecodeLimits { total: 1 << 20, ratio: 1000 });
+        let mut run = Run::new(&codings, DecodeLimits { total: 1 << 20, ratio: Some(1000) });
         let done = coded.chunks(size).try_for_each(|piece| run.feed(piece)).and_then(|()| run.end());
         prop_assert!(run.out.len() <= (1 << 20) + STEP);
         let checked = [Coding::Deflate, Coding::Gzip].contains(codings.last().unwrap());
@@ -587,7 +587,7 @@ proptest! {
         if begun {
             bytes.splice(..0, begin.iter().copied());
         }
-        let mut run = Run::new(&[coding], DecodeLimits { total: 1 << 20, ratio: 1000 });
+        let mut run = Run::new(&[coding], DecodeLimits { total: 1 << 20, ratio: Some(1000) });
         let _ = run.feed(&bytes);
         prop_assert!(run.out.len() <= (1 << 20) + STEP);
     }

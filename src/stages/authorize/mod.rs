@@ -442,7 +442,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         in_request: task.values().clone(),
         own: task.own().clone(),
         in_response: task.credentials().masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
-        decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: policy.leak().max_ratio() },
+        decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: Some(policy.leak().max_ratio()) },
     };
     let may_be_known = task.credentials().could_come_from(to.0.host());
     Ok(Grant {

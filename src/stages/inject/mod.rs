@@ -173,10 +173,11 @@ fn set_content_length(parts: &mut Parts, body: &RequestBody) {
 }
 
 /// Returns the codings to request for a response that must be decoded. A range of an encoded representation cannot be
-/// decoded.
+/// decoded. A host that may know a credential gets no choice: if it returned the credential beside a text of the
+/// sandbox, the places where the coded data is cut would tell how well the two compress together.
 fn accepted_codings(headers: &HeaderMap, grant: &Grant, pool: &WindowPool) -> HeaderValue {
-    let is_range = headers.contains_key(RANGE) && !grant.may_know_credential();
-    let accepted = if is_range { None } else { decodable(headers, pool) };
+    let needs_identity = grant.may_know_credential() || headers.contains_key(RANGE);
+    let accepted = if needs_identity { None } else { decodable(headers, pool) };
     accepted.unwrap_or(HeaderValue::from_static("identity"))
 }
 

@@ -387,7 +387,7 @@ mod tests {
     use super::*;
     use crate::leak::ValueOwner;
 
-    const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: 100 };
+    const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: Some(100) };
 
     /// The second one could declare that the body consists of messages.
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -31,6 +31,9 @@ const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(500);
 const MORE_BYTES_TIMEOUT: Duration = Duration::from_millis(50);
 /// After this many encoded bytes without output, there is no point in waiting for more.
 const MAX_WITHOUT_OUTPUT: u64 = 64 * 1024;
+
+/// The size of the pieces in which an encoded body is delivered if its origin may know a value, in bytes.
+const BLOCK: usize = 16 * 1024;
 
 /// The values to redact in a response.
 #[derive(Clone)]
@@ -61,12 +64,16 @@ impl RedactionPlan {
     /// Returns the plan for the response to a granted request, or `None` if there are no values to redact.
     pub(crate) fn of(grant: &Grant, body: &RequestBody) -> Option<Self> {
         let values = grant.values_in_response();
+        let may_be_known = grant.may_know_credential();
+        // Whether a limit that depends on the coded size is reached would tell how well an echo compresses.
+        let bounds = grant.decode_limits();
+        let bounds = if may_be_known { bounds.without_ratio() } else { bounds };
         (!values.is_empty()).then(|| Self {
             values: values.clone(),
             sent: grant.selected_credential().map(|selected| selected.credential.name().clone()),
-            bounds: grant.decode_limits(),
+            bounds,
             pool: body.response_windows(),
-            may_be_known: grant.may_know_credential(),
+            may_be_known,
             limit: body.scan_limit(),
         })
     }
@@ -139,6 +146,10 @@ struct Redaction {
     decoded: u64,
     /// The body is encoded. `decoder` is removed at its end.
     decodes: bool,
+    /// The redacted data of a body that is delivered in blocks.
+    block: BytesMut,
+    /// The number of bytes delivered in blocks.
+    delivered: u64,
     /// The decoder has more output for the bytes it has consumed.
     more: bool,
     ended: bool,
@@ -175,6 +186,8 @@ pub(crate) fn head(
         redactor,
         may_be_known: guard.may_be_known,
         decodes: decoder.is_some(),
+        block: BytesMut::new(),
+        delivered: 0,
         decoder,
         limit,
         waiting: Bytes::new(),
@@ -217,21 +230,27 @@ impl TextRedactor {
 }
 
 /// The fields with a digest of the body as the origin sent it (RFC 9530 and older ones, and those of storage services).
-const DIGESTS: [&str; 8] = [
+const DIGESTS: [&str; 11] = [
     "content-digest",
     "content-md5",
     "digest",
+    "oc-checksum",
     "repr-digest",
+    "x-content-md5",
+    "x-content-sha256",
     "x-goog-hash",
     "x-ms-blob-content-md5",
     "x-ms-content-crc64",
     "x-ms-content-md5",
 ];
+/// The beginnings of the names of others.
+const DIGEST_PREFIXES: [&str; 4] = ["x-amz-checksum-", "x-bz-content-", "x-checksum", "x-content-hash"];
 
 /// Removes the digests of the body. A digest of a body with a value, beside the redacted body, would let a client guess
 /// the value without asking again.
 fn remove_digests(headers: &mut HeaderMap) {
-    let is_digest = |name: &str| DIGESTS.contains(&name) || name.starts_with("x-amz-checksum-");
+    let is_digest =
+        |name: &str| DIGESTS.contains(&name) || DIGEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let digests: Vec<HeaderName> = headers.keys().filter(|name| is_digest(name.as_str())).cloned().collect();
     for name in digests {
         headers.remove(name);
@@ -295,11 +314,12 @@ impl RedactedBody {
         self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
     }
 
-    /// Returns the number of bytes decoded from the body, or `None` if it is not encoded or its origin knows no value. Of
-    /// others, the caller may not learn the encoded size: it depends on how often a text occurs, so that it would
-    /// confirm guesses of a value that is redacted.
+    /// Returns the number of bytes decoded from the body, or `None` if it is not delivered in blocks. Of such bodies, the
+    /// caller may not learn the encoded size. If the body is not read to its end, only the delivered bytes count, because
+    /// how many more have been decoded depends on the encoded size.
     pub(crate) fn decoded_size(&self) -> Option<u64> {
-        self.guard.as_ref().filter(|guard| guard.decodes && guard.may_be_known).map(|guard| guard.decoded)
+        let guard = self.guard.as_ref().filter(|guard| guard.is_in_blocks())?;
+        Some(if guard.ended { guard.decoded } else { guard.delivered })
     }
 
     fn has_received(&self) -> bool {
@@ -343,6 +363,39 @@ impl RedactedBody {
 }
 
 impl Redaction {
+    /// Returns whether the body is delivered in blocks of a fixed size: it is encoded, and its origin may know a value.
+    /// How well the value compresses beside a text of the caller tells whether they have a part in common. Pieces that end
+    /// where an encoded piece ended would show that.
+    fn is_in_blocks(&self) -> bool {
+        self.decodes && self.may_be_known
+    }
+
+    /// Returns redacted data that may be delivered.
+    fn output(&mut self) -> Option<Bytes> {
+        if !self.is_in_blocks() {
+            return self.redactor.take();
+        }
+        // What the redactor releases is bounded by what was decoded in a step.
+        while let Some(data) = self.redactor.take() {
+            self.block.extend_from_slice(&data);
+        }
+        let length = if self.ended { self.block.len().min(BLOCK) } else { BLOCK };
+        if length == 0 || length > self.block.len() {
+            return None;
+        }
+        self.delivered = self.delivered.saturating_add(length as u64);
+        Some(self.block.split_to(length).freeze())
+    }
+
+    /// Returns data that was held back, because the origin pauses.
+    fn output_at_pause(&mut self) -> Option<Bytes> {
+        if self.is_in_blocks() {
+            return None;
+        }
+        self.redactor.pause();
+        self.redactor.take()
+    }
+
     fn take(&mut self, data: Bytes) {
         self.received = self.received.saturating_add(data.len() as u64);
         self.waiting = data;
@@ -355,7 +408,13 @@ impl Redaction {
     /// Returns the number of bytes that are delivered as they were received, and have not been yet. A coded body has
     /// other bytes.
     fn held(&self) -> usize {
-        self.redactor.held().saturating_add(if self.decoder.is_some() { 0 } else { self.waiting.len() })
+        let waiting = if self.decoder.is_some() { 0 } else { self.waiting.len() };
+        self.undelivered().saturating_add(waiting)
+    }
+
+    /// Returns the number of scanned bytes that have not been delivered.
+    fn undelivered(&self) -> usize {
+        self.redactor.held().saturating_add(self.block.len())
     }
 
     /// Decodes and scans a portion, or polls for the next frame.
@@ -429,7 +488,7 @@ impl Body for RedactedBody {
             return this.inner.poll_frame(cx);
         };
         loop {
-            if let Some(data) = guard.redactor.take() {
+            if let Some(data) = guard.output() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             if guard.ended {
@@ -440,8 +499,7 @@ impl Body for RedactedBody {
                     // The origin has not paused: the data waits to be scanned.
                     return Poll::Pending;
                 }
-                guard.redactor.pause();
-                let Some(data) = guard.redactor.take() else { return Poll::Pending };
+                let Some(data) = guard.output_at_pause() else { return Poll::Pending };
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
         }
@@ -450,8 +508,8 @@ impl Body for RedactedBody {
     fn is_end_stream(&self) -> bool {
         match &self.guard {
             None => self.inner.body.is_end_stream(),
-            Some(guard) if guard.ended => guard.last.is_none() && guard.redactor.held() == 0,
-            Some(guard) => self.inner.body.is_end_stream() && guard.redactor.held() == 0 && !guard.has_work(),
+            Some(guard) if guard.ended => guard.last.is_none() && guard.undelivered() == 0,
+            Some(guard) => self.inner.body.is_end_stream() && guard.undelivered() == 0 && !guard.has_work(),
         }
     }
 

@@ -14,6 +14,11 @@ const SENT: &[(&str, &str)] = &[("exeat-credential", "KEY"), ("te", "trailers")]
 
 /// Starts a lab whose origins `api.test`, to which the credential is bound, and `open.test` send these bytes.
 async fn lab(value: &str, head: &str, body: &[u8]) -> (Lab, String, String) {
+    planned_lab(value, head, body, "", "").await
+}
+
+/// As [`lab`], with plans, and more keys of the task.
+async fn planned_lab(value: &str, head: &str, body: &[u8], plans: &str, keys: &str) -> (Lab, String, String) {
     let builder = LabBuilder::new().await;
     std::fs::write(builder.dir.path().join("value"), value).unwrap();
     let words: &'static [u8] = Box::leak([head.as_bytes(), b"\r\n", body].concat().into_boxed_slice());
@@ -23,7 +28,7 @@ async fn lab(value: &str, head: &str, body: &[u8]) -> (Lab, String, String) {
         .proxy(&format!(
             "[integrations.api]\nallowed_domains = [\"api.test\", \"open.test\"]\nports = [{bound}, {open}]\n\
              [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test:{bound}\"]\n\
-             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
+             {plans}[tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n{keys}"
         ))
         .await;
     (lab, format!("https://api.test:{bound}/"), format!("https://open.test:{open}/"))
@@ -55,14 +60,88 @@ async fn the_reported_size_does_not_depend_on_what_is_compressed() {
     assert_ne!(sizes.first(), sizes.last(), "the sizes as received differ");
 }
 
+/// If the rest of a compressed echo is not delivered, the size shows nothing of how far it was decoded, and pieces end
+/// where blocks of a fixed size do.
+#[tokio::test(flavor = "multi_thread")]
+async fn pieces_of_a_compressed_echo_do_not_depend_on_what_is_compressed() {
+    const MAX: usize = 40_000;
+    let plans = format!("[plans.p]\nmax_response_bytes = {MAX}\non_oversize = \"truncate\"\n");
+    let keys = "plan = \"p\"\ntools = [\"http_request\"]\nraw = true\n";
+    let mut seen = Vec::new();
+    for (noise, tail) in [(20_000_u64, 50_000_u64), (30_000, 50_000)] {
+        // Numbers without a pattern compress badly, so the encoding has many pieces.
+        let number = |n: u64| format!("{:x},", n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let text: String = (0..tail).map(|n| number(n % noise)).collect();
+        let mut coder = GzEncoder::new(Vec::new(), Compression::best());
+        coder.write_all(text.as_bytes()).unwrap();
+        let coded = coder.finish().unwrap();
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: {}\r\n",
+            coded.len()
+        );
+        let (lab, bound, _) = planned_lab(KEY, &head, &coded, &plans, keys).await;
+        let fields = [SENT, &[("exeat-tool", "http_request")]].concat();
+        let reply = lab.by(Way::Absolute, "GET", &bound, &fields, "").await;
+        assert_eq!(reply.body.len(), MAX, "{:?}", reply.headers);
+        let size: usize = reply.trailers["exeat-response-size"].to_str().unwrap().parse().unwrap();
+        assert!(size >= MAX && size.is_multiple_of(16 * 1024), "{size}");
+        // Raw, the body is whole.
+        let whole = lab.by(Way::TunnelH1, "GET", &bound, SENT, "").await;
+        assert!(whole.text() == text && whole.trailers["exeat-response-size"] == *text.len().to_string());
+        seen.push((coded.len(), size));
+    }
+    assert!(seen[0].0 != seen[1].0 && seen[0].1 == seen[1].1, "{seen:?}");
+}
+
+/// The ratio of both sizes is not limited either: its limit would be reached or not, depending on a guess. The decoded
+/// size is.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_limit_depends_on_the_size_of_a_compressed_echo() {
+    let coded = |size: usize| {
+        let mut coder = GzEncoder::new(Vec::new(), Compression::best());
+        coder.write_all(&vec![b'a'; size]).unwrap();
+        coder.finish().unwrap()
+    };
+    for (size, is_fine) in [(20_000_000, true), (64_000_001, false)] {
+        let coded = coded(size);
+        assert!(size > 200 * coded.len() + (4 << 20), "the body exceeds the ratio");
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: {}\r\n",
+            coded.len()
+        );
+        let (lab, bound, open) = lab(KEY, &head, &coded).await;
+        for (url, is_fine) in [(bound, is_fine), (open, false)] {
+            let host = url.trim_start_matches("https://").trim_end_matches('/');
+            let head =
+                format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}Accept-Encoding: gzip\r\nConnection: close");
+            let answer = lab.raw(&format!("{head}\r\n\r\n")).await;
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.len() > 1_000_000, "{url} {size}");
+            // A host that does not know the value has both limits.
+            assert_eq!(answer.ends_with("\r\n0\r\n\r\n"), is_fine, "{url} {size}");
+        }
+        let codes: Vec<_> = lab.audit().await.into_iter().map(|line| line["code"].clone()).collect();
+        assert_eq!(codes.iter().filter(|code| *code == "response_too_large").count(), if is_fine { 1 } else { 2 });
+    }
+}
+
 /// With the digest of the whole body, its redacted part could be guessed without asking again.
 #[tokio::test(flavor = "multi_thread")]
 async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
     let fields = "Content-MD5: a\r\nDigest: sha-256=a\r\nRepr-Digest: sha-256=:a:\r\nContent-Digest: sha-256=:a:\r\n\
-                  x-amz-checksum-crc32: a\r\nx-goog-hash: md5=a\r\nx-other: kept\r\n";
+                  x-amz-checksum-crc32: a\r\nx-goog-hash: md5=a\r\nx-other: kept\r\n\
+                  X-Checksum-Sha256: a\r\nx-bz-content-sha1: a\r\n";
     let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{fields}Content-Length: {}\r\n", KEY.len());
     let (lab, bound, open) = lab(KEY, &head, KEY.as_bytes()).await;
-    let names = ["content-md5", "digest", "repr-digest", "content-digest", "x-amz-checksum-crc32", "x-goog-hash"];
+    let names = [
+        "content-md5",
+        "digest",
+        "repr-digest",
+        "content-digest",
+        "x-amz-checksum-crc32",
+        "x-goog-hash",
+        "x-checksum-sha256",
+        "x-bz-content-sha1",
+    ];
     for way in Way::ALL {
         let reply = lab.by(way, "GET", &bound, SENT, "").await;
         assert_eq!((reply.text(), reply.header("x-other")), (&*"*".repeat(KEY.len()), Some("kept")), "{way:?}");
