@@ -13,6 +13,7 @@ pub(crate) mod http1_gate;
 pub(crate) mod http1_server;
 pub(crate) mod io;
 pub mod listener;
+mod open_answers;
 pub mod respond;
 pub(crate) mod self_api;
 pub(crate) mod tunnel;

@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
+use super::open_answers::OpenAnswer;
 use super::self_api::SelfReply;
 use crate::audit::record::Record;
 use crate::model::limited::{ExchangeLimit, LimitValue, ReachedLimit};
@@ -40,7 +41,7 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 pub struct AnswerBody {
     source: BodySource,
     /// Held until the response has been sent or dropped.
-    _guard: Option<Arc<()>>,
+    _guard: Option<Arc<OpenAnswer>>,
 }
 
 enum BodySource {
@@ -56,8 +57,13 @@ impl AnswerBody {
     }
 
     /// Attaches a handle that is dropped once the response has been sent or dropped.
-    pub(super) fn with_guard(self, guard: Arc<()>) -> Self {
+    pub(super) fn with_guard(self, guard: Arc<OpenAnswer>) -> Self {
         Self { _guard: Some(guard), ..self }
+    }
+
+    /// Returns whether the proxy generated the body.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.source, BodySource::Local(_))
     }
 }
 

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -27,6 +26,7 @@ use super::exchange::{self, Destination};
 use super::http1_gate::Http1Gate;
 use super::http1_server;
 use super::io::{Rewind, splice};
+use super::open_answers::OpenAnswers;
 use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
@@ -282,8 +282,6 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// with many tunnels. The windows are the defaults of RFC 9113 §6.9.2. The send buffer holds data that the client does
 /// not read.
 const SMALL_WINDOWS: (u32, u32, usize) = (65_535, 65_535, 32 * 1024);
-/// References to `open` while no request is open: the connection's own.
-const IDLE_HANDLES: usize = 1;
 /// Interval at which an h2 connection is checked for open requests.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a connection is checked for open requests after GOAWAY.
@@ -350,12 +348,17 @@ impl InnerServer {
 
     async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
-        let open = Arc::new(());
-        let served = AtomicU64::new(0);
+        let answers = &Arc::new(OpenAnswers::default());
         let service = service_fn(|request| {
-            served.fetch_add(1, Ordering::Relaxed);
-            let (inner, open) = (inner.clone(), open.clone());
-            async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.with_guard(open))) }
+            let (inner, answers, open) = (inner.clone(), answers.clone(), answers.begin());
+            async move {
+                // hyper keeps the memory of this future until the stream ends, so the large one is apart.
+                let answer = Box::pin(inner.answer(request, None)).await;
+                if answer.body().is_local() {
+                    answers.is_local(&open);
+                }
+                Ok::<_, Infallible>(answer.map(|body| body.with_guard(open)))
+            }
         });
         // The reservation is held until the connection ends.
         let window = inner.reserve_window();
@@ -364,12 +367,12 @@ impl InnerServer {
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = &mut connection => ended,
-            () = inner.wait_until_idle(&open, &served) => {
+            () = inner.wait_until_idle(answers) => {
                 connection.as_mut().graceful_shutdown();
                 // Requests in flight may finish. A client that does not close must not keep its slot.
                 tokio::select! {
                     ended = &mut connection => ended,
-                    () = inner.wait_until_drained(&open) => Ok(()),
+                    () = inner.wait_until_drained(answers) => Ok(()),
                 }
             }
         };
@@ -383,9 +386,10 @@ impl InnerServer {
         }
     }
 
-    /// Returns when the daemon drains, when the first request does not arrive within `header_timeout`, or when no
-    /// request has been open for the idle timeout. hyper has no idle timeout: its pings keep an unused connection open.
-    async fn wait_until_idle(&self, open: &Arc<()>, served: &AtomicU64) {
+    /// Returns when the daemon drains, when the first request does not arrive within `header_timeout`, or when for the
+    /// idle timeout no request has been open, or an answer of the proxy has not been read. hyper has no idle timeout: its
+    /// pings keep an unused connection open.
+    async fn wait_until_idle(&self, answers: &OpenAnswers) {
         let services = &self.client.services;
         let header = services.settings.proxy.header_timeout;
         let mut idle_since = Instant::now();
@@ -394,21 +398,21 @@ impl InnerServer {
                 () = services.drain.cancelled() => return,
                 () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
             }
-            if Arc::strong_count(open) > IDLE_HANDLES {
+            if answers.any() {
                 idle_since = Instant::now();
             }
-            let limit = if served.load(Ordering::Relaxed) == 0 { header } else { self.idle() };
-            if idle_since.elapsed() >= limit {
+            let limit = if answers.has_begun() { self.idle() } else { header };
+            if idle_since.elapsed() >= limit || answers.has_unsent_for(self.idle()) {
                 return;
             }
         }
     }
 
-    /// Returns once no request is open.
-    async fn wait_until_drained(&self, open: &Arc<()>) {
+    /// Returns once no request is open, or an answer of the proxy has not been read for the idle timeout.
+    async fn wait_until_drained(&self, answers: &OpenAnswers) {
         loop {
             tokio::time::sleep(GOAWAY_POLL_INTERVAL).await;
-            if Arc::strong_count(open) <= IDLE_HANDLES {
+            if !answers.any() || answers.has_unsent_for(self.idle()) {
                 return;
             }
         }
