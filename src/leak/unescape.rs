@@ -4,6 +4,8 @@
 //! Either all families are decoded, because a sender is free to choose what to escape and how, or only one of them, as
 //! most recipients do. Bytes that are no escape are passed through.
 
+use std::ops::Range;
+
 use memchr::{memchr_iter, memchr3_iter};
 use zeroize::{Zeroize, Zeroizing};
 
@@ -265,6 +267,12 @@ impl Decoded {
     }
 }
 
+impl From<u8> for Decoded {
+    fn from(byte: u8) -> Self {
+        Self { bytes: [byte, 0, 0, 0], length: 1 }
+    }
+}
+
 impl From<char> for Decoded {
     fn from(char: char) -> Self {
         let mut bytes = [0; 4];
@@ -283,7 +291,7 @@ pub(super) fn parse_escape(bytes: &[u8]) -> ParsedEscape {
     match parse(bytes, is_complete) {
         Token::Incomplete if !is_complete => ParsedEscape::Incomplete,
         Token::Incomplete | Token::Plain => ParsedEscape::Plain,
-        Token::Byte(byte, used) => ParsedEscape::Escape(Decoded { bytes: [byte, 0, 0, 0], length: 1 }, used),
+        Token::Byte(byte, used) => ParsedEscape::Escape(byte.into(), used),
         Token::Char(char, used) => ParsedEscape::Escape(char.into(), used),
     }
 }
@@ -573,14 +581,45 @@ pub(super) fn unescape_once(text: &[u8]) -> Zeroizing<Vec<u8>> {
 
 /// As [`unescape_once`], for some families of escapes.
 pub(super) fn unescape_family(text: &[u8], families: EscapeFamilies) -> Zeroizing<Vec<u8>> {
+    // No escape decodes to more bytes than it has, so the vector never grows and leaves no copy.
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
-    let mut unescape = Unescaper::new(families);
-    let mut keep = |positioned: PositionedByte| out.push(positioned.byte);
-    for byte in text {
-        unescape.push(PositionedByte { byte: *byte, from: 0, to: 0 }, &mut keep);
+    let mut rest = text;
+    while let Some(plain) = find_candidate(rest, families) {
+        let (before, escape) = rest.split_at_checked(plain).unwrap_or((rest, &[]));
+        out.extend_from_slice(before);
+        let (decoded, length) = unescape_first(escape);
+        out.extend_from_slice(decoded.as_bytes());
+        rest = escape.get(length..).unwrap_or_default();
     }
-    unescape.end(&mut keep);
+    out.extend_from_slice(rest);
     out
+}
+
+/// Decodes the escape at the start of the rest of a text. Returns its bytes and its length, or the first byte if there is
+/// no escape.
+fn unescape_first(text: &[u8]) -> (Decoded, usize) {
+    let zeros = leading_zeros(text);
+    let mut visible = [0; MAX_ESCAPE];
+    let (head, tail) = text.split_at_checked(zeros.start).unwrap_or((text, &[]));
+    let tail = tail.get(zeros.len()..).unwrap_or_default();
+    let length = visible.iter_mut().zip(head.iter().chain(tail)).map(|(slot, byte)| *slot = *byte).count();
+    match parse(visible.get(..length).unwrap_or_default(), true) {
+        Token::Byte(byte, used) => (byte.into(), used.saturating_add(zeros.len())),
+        Token::Char(char, used) => (char.into(), used.saturating_add(zeros.len())),
+        Token::Incomplete | Token::Plain => (text.first().copied().unwrap_or_default().into(), 1),
+    }
+}
+
+/// Returns the zeros after the first one of a numeric reference, of which any number is allowed.
+fn leading_zeros(text: &[u8]) -> Range<usize> {
+    let start = match text {
+        [b'&', b'#', b'0', b'0', ..] => 3_usize,
+        [b'&', b'#', b'x' | b'X', b'0', b'0', ..] => 4,
+        _ => return 0..0,
+    };
+    let digits = text.get(start..).unwrap_or_default();
+    let count = digits.iter().position(|byte| *byte != b'0').unwrap_or(digits.len());
+    start..start.saturating_add(count)
 }
 
 #[cfg(test)]
@@ -626,6 +665,25 @@ mod tests {
     }
 
     proptest! {
+        /// A text is decoded to the same bytes as a whole and byte by byte.
+        #[test]
+        fn a_whole_text_is_decoded_as_its_bytes_are(
+            text in "([%\\\\&ux#;0-9a-fU{}amp]|&#x?0{0,14}|\\\\u[0-9a-f]{4}|&[a-zA-Z]{1,9};?|\\\\[0-9]{1,7}[ \t]?|[\n\r]){0,40}"
+        ) {
+            for families in [EscapeFamilies::ALL].into_iter().chain(EscapeFamilies::EACH) {
+                let mut bytes = Vec::new();
+                let mut unescape = Unescaper::new(families);
+                let mut keep = |positioned: PositionedByte| bytes.push(positioned.byte);
+                for byte in text.bytes() {
+                    unescape.push(PositionedByte { byte, from: 0, to: 0 }, &mut keep);
+                }
+                unescape.end(&mut keep);
+                let whole = unescape_family(text.as_bytes(), families);
+                prop_assert_eq!(&*whole, &bytes, "{:?}", families);
+                prop_assert!(bytes.len() <= text.len());
+            }
+        }
+
         /// Every input byte is in the output in order and with its position, either alone or in an escape.
         #[test]
         fn positions_cover_the_text(text in "[%\\\\&ux#;0-9a-f{}amp]{0,40}") {
