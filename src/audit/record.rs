@@ -34,6 +34,9 @@ const MAX_PATH: usize = 2048;
 /// The maximum length of an unauthenticated caller's path, in characters. Such lines must not fill the disk.
 const MAX_UNAUTHENTICATED_PATH: usize = 256;
 
+/// The maximum length of the searched part of an unknown credential's name, in bytes.
+const MAX_SEARCHED_NAME: usize = 4096;
+
 /// The number of finds of one execution whose lines are always written, whatever the quota. It is far above the limit
 /// that stops an execution, so that only finds of requests in flight are ever merely counted.
 const MAX_FIND_LINES: u32 = 1_000;
@@ -69,12 +72,13 @@ pub struct Record {
     values: Arc<LogValues>,
     /// Matches the caller's own values, of which no part may appear in the log either. `None` if the caller is unknown.
     own: Option<Arc<Matcher>>,
-    /// The method and the path before redaction, until the caller is known. Never logged.
-    unredacted: Option<ToolTarget>,
+    /// The method and the path before redaction, until they are needed for a line. Never logged. Most refusals of a flood
+    /// are only counted, and redacting a long path takes longer than all other work on them.
+    unredacted: Option<RequestTarget>,
     /// The requested host, unredacted. Never logged.
     requested_host: Option<String>,
     /// The tool call as its client wrote it, unredacted. Never logged.
-    call: Option<ToolTarget>,
+    call: Option<RequestTarget>,
     /// The code of the refusal.
     code: Option<&'static str>,
     /// The credential that a refusal is about.
@@ -103,10 +107,10 @@ pub struct Record {
 
 /// The method and the path of a request, before redaction.
 #[derive(Clone)]
-struct ToolTarget {
+struct RequestTarget {
     method: String,
-    /// The path; for a webhook, its hash.
-    path: String,
+    /// The path; for a webhook, its hash. `None` if it is not the destination's.
+    path: Option<String>,
 }
 
 impl Record {
@@ -151,9 +155,9 @@ impl Record {
     /// hash is recorded instead.
     pub fn request<B>(&mut self, head: &Request<B>) {
         self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(|tool| tool.as_str().into());
-        let method = head.method().as_str();
-        self.line.method = Some(self.noted(method, MAX_METHOD));
+        let method = head.method().as_str().to_owned();
         if *head.method() == http::Method::CONNECT {
+            self.unredacted = Some(RequestTarget { method, path: None });
             return;
         }
         let path = head.uri().path();
@@ -166,31 +170,28 @@ impl Record {
         } else {
             path.to_owned()
         };
-        self.line.path = Some(self.noted(&path, MAX_PATH));
         let is_call = head.headers().contains_key(EXEAT_TOOL);
-        let target = ToolTarget { method: method.to_owned(), path };
+        let target = RequestTarget { method, path: Some(path) };
         self.call = is_call.then(|| target.clone());
-        self.unredacted = Some(target).filter(|_| self.own.is_none());
+        self.unredacted = Some(target);
     }
 
     /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
     /// request is not the destination's, so it is removed.
     pub fn proxy_call(&mut self, verb: &'static str) {
         self.line.tool = Some(verb.into());
-        self.line.path = None;
+        if let Some(target) = &mut self.unredacted {
+            target.path = None;
+        }
     }
 
-    /// Records the caller. `own` matches its values. They are removed from what has been recorded of the request, and
-    /// from all that follows.
+    /// Records the caller. `own` matches its values. They are removed from the method and the path, and from all texts that
+    /// follow.
     pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId, own: Option<&Arc<Matcher>>) {
         self.line.task = Some(task.to_string());
         self.line.execution = Some(execution.to_string());
         self.caller = Some((task.clone(), execution.clone()));
         self.own = own.cloned();
-        if let Some(ToolTarget { method, path }) = self.unredacted.take() {
-            self.line.method = Some(self.noted(&method, MAX_METHOD));
-            self.line.path = Some(self.noted(&path, MAX_PATH));
-        }
     }
 
     /// Records the destination.
@@ -221,7 +222,7 @@ impl Record {
     /// Returns `None` if no target was parsed, or if the URL may still contain such a value.
     #[must_use]
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
-        let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.requested_host.as_deref()?);
+        let (path, asked) = (self.call.as_ref()?.path.as_ref()?, self.requested_host.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
         let url = self.line.url_of(host, &cut(&own.redact(path), MAX_PATH));
         // A value that is a URL can span host and path, and the host is in lower case.
@@ -235,14 +236,25 @@ impl Record {
         own.find(method.as_bytes()).is_none().then(|| cut(method, MAX_METHOD))
     }
 
-    /// Finds one of the caller's own values in the target of a tool call.
+    /// Finds one of the caller's own values in what a refusal shows of the request without them: the host, and of a tool
+    /// call also the rest of the URL and the method.
     #[must_use]
-    pub fn own_in_call(&self, own: &Matcher) -> Option<Finding> {
-        let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.requested_host.as_deref()?);
-        let whole = self.line.url_of(host, path);
-        own.find_in_name(host)
-            .or_else(|| own.find_in_name(&whole))
-            .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())))
+    pub fn own_in_refused(&self, own: &Matcher) -> Option<Finding> {
+        let host = self.requested_host.as_deref()?;
+        own.find_in_name(host).or_else(|| {
+            let RequestTarget { method, path } = self.call.as_ref()?;
+            let path = path.as_ref()?;
+            let whole = self.line.url_of(host, path);
+            let text = || [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes()));
+            own.find_in_name(&whole).or_else(text)
+        })
+    }
+
+    /// Returns whether the execution has reached the limit of finds. Then no refusal repeats a part of the request: that a
+    /// part is left out would confirm another guess.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.caller.as_ref().is_some_and(|(_, execution)| self.finds.check(execution).is_err())
     }
 
     /// Records a value found in a request that is refused for another reason. It counts as a find too.
@@ -293,14 +305,16 @@ impl Record {
 
     /// Returns the URL as logged: redacted, without the query, and with a hash for a webhook's path.
     #[must_use]
-    pub fn url(&self) -> String {
+    pub fn url(&mut self) -> String {
+        self.redact_target();
         let Some(host) = &self.line.host else { return String::new() };
         self.line.url_of(host, self.line.path.as_deref().unwrap_or("/"))
     }
 
     /// Returns the method as logged.
     #[must_use]
-    pub fn method(&self) -> &str {
+    pub fn method(&mut self) -> &str {
+        self.redact_target();
         self.line.method.as_deref().unwrap_or_default()
     }
 
@@ -312,8 +326,10 @@ impl Record {
     }
 
     /// Returns a refusal because the task has no credential with this name. A plausible name is recorded. A
-    /// credential's value used as a name is not; it counts as a find.
+    /// credential's value used as a name is not; it counts as a find. Of a long name only the start is searched, because it
+    /// is neither sent nor shown.
     pub fn unknown_credential(&mut self, name: &str, values: &Matcher) -> Refusal {
+        let name = name.get(..name.floor_char_boundary(MAX_SEARCHED_NAME)).unwrap_or_default();
         if let Some(found) = values.find(name.as_bytes()).or_else(|| values.find_in_name(name)) {
             self.additional_find(&found, "the place of a credential's name");
         } else if is_plain(name) {
@@ -427,6 +443,17 @@ impl Record {
         }
     }
 
+    /// Redacts the method and the path for the log.
+    fn redact_target(&mut self) {
+        let Some(target) = self.unredacted.take() else { return };
+        self.line.method = Some(self.noted(&target.method, MAX_METHOD));
+        self.line.path = target.path.as_ref().map(|path| self.noted(path, MAX_PATH));
+        if self.caller.is_none() {
+            // Once the caller is known, parts of its own values are removed as well.
+            self.unredacted = Some(target);
+        }
+    }
+
     /// Redacts a text, then truncates it. The other order could leave a part of a value that is not found.
     fn noted(&self, text: &str, most: usize) -> String {
         cut(&self.redact(text), most)
@@ -487,6 +514,7 @@ impl Record {
     /// # Errors
     /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may be sent.
     pub async fn write_decision(&mut self) -> Verdict<()> {
+        self.redact_target();
         let mut line = self.stamped(Event::Decided);
         line.verdict = Some(LineVerdict::Allow);
         self.progress = Progress::Deciding;
@@ -613,6 +641,7 @@ impl Drop for Record {
         if !decided && !self.always_written && !self.sink.admits(self.source(), counted_as) {
             return;
         }
+        self.redact_target();
         let mut line = self.stamped(if refused { Event::Refused } else { Event::Closed });
         if !decided {
             // The credential was selected but not used.

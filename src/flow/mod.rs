@@ -100,13 +100,13 @@ impl Services {
         }
     }
 
-    /// Counts the finds in a call that was refused before the scan. The response and the log show such a call with the
-    /// caller's own values redacted. A redacted value confirms the caller's guess, so it counts as a find.
+    /// Counts the finds in a request that was refused before the scan. The response and the log show it without the caller's
+    /// own values. Whether a value is left out confirms the caller's guess, so it counts as a find.
     fn find_in_refused(&self, record: &mut Record) {
         let policy = self.policies.snapshot();
         let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
-        if let Some(found) = task.and_then(|task| record.own_in_call(task.own())) {
-            record.additional_find(&found, "the refused call");
+        if let Some(found) = task.and_then(|task| record.own_in_refused(task.own())) {
+            record.additional_find(&found, "the refused request");
         }
     }
 }

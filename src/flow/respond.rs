@@ -232,11 +232,12 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
     let is_leak = refusal == Deny::LeakDetected.into();
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
+    let repeated = task.filter(|_| !record.is_stopped());
     // A URL that may contain the leaked value is not repeated.
-    let url = task.filter(|_| !is_leak).and_then(|task| record.url_without(task.own()));
-    let hidden = task.map(|task| if is_leak { task.values() } else { task.own() });
+    let url = repeated.filter(|_| !is_leak).and_then(|task| record.url_without(task.own()));
+    let hidden = repeated.map(|task| if is_leak { task.values() } else { task.own() });
     let method = hidden.and_then(|values| record.method_without(values));
-    let host = task.and_then(|task| record.host_without(task.own()));
+    let host = repeated.and_then(|task| record.host_without(task.own()));
     let shown = record.shown(refusal);
     let credential = record.about().filter(|_| shown == refusal).map(CredentialName::as_str);
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));

@@ -96,7 +96,7 @@ fn complete_body(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap
     }
 }
 
-fn new_approval(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) -> Approval {
+fn new_approval(grant: &Grant, digest: [u8; 32], expires: Duration, record: &mut Record) -> Approval {
     let (caller, now) = (grant.admitted().caller(), Millis::now());
     Approval {
         id: Uuid::now_v7().simple().to_string(),

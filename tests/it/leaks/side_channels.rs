@@ -93,6 +93,44 @@ async fn pieces_of_a_compressed_echo_do_not_depend_on_what_is_compressed() {
     assert!(seen[0].0 != seen[1].0 && seen[0].1 == seen[1].1, "{seen:?}");
 }
 
+/// A refusal repeats the host, unless it contains a value of the caller. That confirms a guess.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_in_the_host_of_a_refused_request_is_a_find() {
+    let value = "q7Zk2mXv9LpW4sVt6eRRu8Yb";
+    let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let other: String = hex.chars().rev().collect();
+    for way in ["absolute", "connect", "resolve"] {
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n";
+        let (lab, _, _) = planned_lab(value, head, b"", "[leak]\nmax_finds = 3\n", "").await;
+        let ask = async |host: &str| {
+            let head = match way {
+                "absolute" => format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}"),
+                "connect" => format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443"),
+                _ => format!("GET /v1/self/resolve?host={host} HTTP/1.1\r\nHost: exeat"),
+            };
+            lab.raw(&format!("{head}\r\n{{auth}}Connection: close\r\n\r\n")).await
+        };
+        let shown = |host: &str| format!("\"host\": \"{host}\"");
+        for n in 1..=3 {
+            let wrong = format!("{other}.x{n}.test");
+            let answer = ask(&wrong).await;
+            assert!(answer.contains(&shown(&wrong)), "{way} {answer}");
+            let right = format!("{hex}.x{n}.test");
+            let answer = ask(&right).await;
+            assert!(answer.contains("host_not_allowed") && !answer.contains(&hex), "{way} {answer}");
+        }
+        // After the last find that is allowed, the answer is the same for every host.
+        for host in [&other, &hex] {
+            let answer = ask(&format!("{host}.test")).await;
+            assert!(answer.contains(" 403 ") && !answer.contains("\"host\""), "{way} {answer}");
+        }
+        let lines = lab.audit().await;
+        let finds = lines.iter().filter(|line| line["rule"] == "KEY: its value is in the refused request").count();
+        assert_eq!(finds, 3, "{way} {lines:#?}");
+        assert!(!format!("{lines:?}").contains(&hex));
+    }
+}
+
 /// The ratio of both sizes is not limited either: its limit would be reached or not, depending on a guess. The decoded
 /// size is.
 #[tokio::test(flavor = "multi_thread")]

@@ -283,7 +283,7 @@ async fn a_refused_call_reports_its_destination() {
         assert_eq!(problem["method"], *method, "{url}: {problem:#}");
         let line = lab.ended(n).await;
         assert_eq!(line["code"], *code, "{url}: {line}");
-        let rule = finds(code, url).then_some("KEY: its value is in the refused call");
+        let rule = finds(code, url).then_some("KEY: its value is in the refused request");
         assert_eq!(
             line["rule"].as_str().filter(|rule| rule.starts_with("KEY") && *code != "leak_detected"),
             rule,
