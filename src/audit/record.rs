@@ -602,6 +602,12 @@ impl Record {
         self.line.task.as_deref()
     }
 
+    /// Returns the execution, if the caller is known.
+    #[must_use]
+    pub fn execution(&self) -> Option<&ExecutionId> {
+        self.caller.as_ref().map(|(_, execution)| execution)
+    }
+
     /// Drops the record without a line. Used for a tunnel whose requests have their own lines.
     pub fn forget(mut self) {
         self.progress = Progress::Done;

@@ -93,7 +93,7 @@ impl Services {
         if refusal == Deny::LeakDetected.into() {
             record.failed(refusal);
         } else {
-            self.find_in_refused(record);
+            self.find_in_refused(record).await;
         }
         if record.has_find() {
             self.finds.settled().await;
@@ -102,9 +102,11 @@ impl Services {
 
     /// Counts the finds in a request that was refused before the scan. The response and the log show it without the caller's
     /// own values. Whether a value is left out confirms the caller's guess, so it counts as a find.
-    fn find_in_refused(&self, record: &mut Record) {
+    async fn find_in_refused(&self, record: &mut Record) {
         let policy = self.policies.snapshot();
-        let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
+        let (Some(task), Some(execution)) = (record.task(), record.execution()) else { return };
+        let task = policy.task(&TaskName::new(task));
+        let _permit = self.body_budget.scan_limit(execution).acquire().await;
         if let Some(found) = task.and_then(|task| record.own_in_refused(task.own())) {
             record.additional_find(&found, "the refused request");
         }

@@ -128,6 +128,11 @@ impl Default for Budget {
 }
 
 impl Budget {
+    /// Returns the limit of concurrent scans of an execution.
+    pub(crate) fn scan_limit(&self, execution: &ExecutionId) -> ScanLimit {
+        self.scan_limits.of(execution)
+    }
+
     /// Creates a budget with these limits in bytes.
     #[must_use]
     pub fn new(per_execution: u64, per_process: u64) -> Self {
@@ -328,7 +333,7 @@ impl Reservation {
 
     /// Returns the limit of concurrent scans of the body's execution.
     pub(super) fn scan_limit(&self) -> ScanLimit {
-        self.budget.scan_limits.of(&self.execution)
+        self.budget.scan_limit(&self.execution)
     }
 
     /// Sets the number of bytes that the body holds.

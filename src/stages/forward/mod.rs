@@ -145,11 +145,11 @@ impl OriginResponse {
     ///
     /// # Errors
     /// As [`Record::finds_in_answer`], for the fields of the handshake.
-    fn into_received(mut self, record: &mut Record) -> Verdict<Received> {
+    async fn into_received(mut self, record: &mut Record) -> Verdict<Received> {
         let Some(origin) = self.switched.take() else { return Ok(Received::Response(Box::new(self))) };
         let Self { response, lease, limits, started, guard, values, reservation, revocation, .. } = self;
         let timeouts = limits.timeouts;
-        let (mut head, guarded) = redact::head(response, guard).into_parts();
+        let (mut head, guarded) = redact::head_within_limit(response, guard).await.into_parts();
         record.finds_in_answer(guarded.finds(false))?;
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -329,7 +329,7 @@ impl Forwarder {
             revocation,
             switched,
         };
-        received.into_received(record)
+        received.into_received(record).await
     }
 
     async fn send(

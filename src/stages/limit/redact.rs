@@ -141,6 +141,8 @@ struct Redaction {
     limit: PolledScanLimit,
     /// Received bytes that have not been decoded and scanned.
     waiting: Bytes,
+    /// Trailers that have not been scanned. All data before them has been.
+    trailers: Option<HeaderMap>,
     /// The number of bytes received, and the number of bytes decoded from them.
     received: u64,
     decoded: u64,
@@ -157,11 +159,20 @@ struct Redaction {
     last: Option<Result<Frame<Bytes>, BodyError>>,
 }
 
-/// Redacts a response head and wraps the body for redaction.
-pub(crate) fn head(
-    mut response: Response<Incoming>,
+/// As [`head`], when the execution may scan.
+pub(crate) async fn head_within_limit(
+    response: Response<Incoming>,
     guard: Option<(RedactionPlan, ContentDecoder)>,
 ) -> Response<RedactedBody> {
+    let _permit = match &guard {
+        Some((guard, _)) => Some(guard.limit.acquire().await),
+        None => None,
+    };
+    head(response, guard)
+}
+
+/// Redacts a response head and wraps the body for redaction.
+fn head(mut response: Response<Incoming>, guard: Option<(RedactionPlan, ContentDecoder)>) -> Response<RedactedBody> {
     // From here on, the version is that of the connection to the client.
     let is_http2 = std::mem::replace(response.version_mut(), Version::HTTP_11) == Version::HTTP_2;
     let raw = |body| CountedBody { body, is_http2, counts: None };
@@ -191,6 +202,7 @@ pub(crate) fn head(
         decoder,
         limit,
         waiting: Bytes::new(),
+        trailers: None,
         received: 0,
         decoded: 0,
         more: false,
@@ -402,7 +414,7 @@ impl Redaction {
     }
 
     fn has_work(&self) -> bool {
-        self.more || !self.waiting.is_empty()
+        self.more || !self.waiting.is_empty() || self.trailers.is_some()
     }
 
     /// Returns the number of bytes that are delivered as they were received, and have not been yet. A coded body has
@@ -417,7 +429,7 @@ impl Redaction {
         self.redactor.held().saturating_add(self.block.len())
     }
 
-    /// Decodes and scans a portion, or polls for the next frame.
+    /// Decodes and scans a portion or the trailers, or polls for the next frame.
     fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
             let _permit = ready!(self.limit.poll_acquire(cx));
@@ -425,16 +437,10 @@ impl Redaction {
         } else {
             match ready!(inner.poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
                 Some(Ok(Ok(data))) => self.take(data),
-                Some(Ok(Err(frame))) => {
-                    let trailers = frame.into_trailers().ok().map(|mut trailers| {
-                        if self.may_be_known {
-                            remove_digests(&mut trailers);
-                        }
-                        redact_fields(&mut trailers, &mut self.redactor);
-                        Ok(Frame::trailers(trailers))
-                    });
-                    self.finish(trailers);
-                }
+                Some(Ok(Err(frame))) => match frame.into_trailers() {
+                    Ok(trailers) => self.trailers = Some(trailers),
+                    Err(_) => self.finish(None),
+                },
                 Some(Err(error)) => self.finish(Some(Err(error))),
                 None => self.finish(None),
             }
@@ -446,8 +452,15 @@ impl Redaction {
         Poll::Ready(())
     }
 
-    /// Decodes and scans a portion.
+    /// Decodes and scans a portion, or the trailers after all data.
     fn work(&mut self) {
+        if let Some(mut trailers) = self.trailers.take() {
+            if self.may_be_known {
+                remove_digests(&mut trailers);
+            }
+            redact_fields(&mut trailers, &mut self.redactor);
+            return self.finish(Some(Ok(Frame::trailers(trailers))));
+        }
         let Some(decoder) = &mut self.decoder else {
             let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
             return self.redactor.feed(portion);
@@ -473,7 +486,7 @@ impl Redaction {
             (_, Some(why)) => Some(Err(BodyError::Unread(why))),
             (last, None) => last,
         };
-        (self.waiting, self.more, self.ended) = (Bytes::new(), false, true);
+        (self.waiting, self.trailers, self.more, self.ended) = (Bytes::new(), None, false, true);
         self.redactor.end();
     }
 }

@@ -132,6 +132,25 @@ async fn an_idle_h2_connection_ends_although_it_answers_pings() {
     wait_until("the connection ends", || h2.is_closed()).await;
 }
 
+/// The client's window does not allow the body of the refusal, so nothing polls it.
+#[tokio::test]
+async fn an_unread_refusal_ends_in_time() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let to = format!("api.test:{}", origin.port());
+    let lab = builder.proxy(&plan(origin.port(), "idle_timeout = \"500ms\"")).await;
+    let io = TokioIo::new(lab.tls(&to, &["h2"]).await);
+    let mut client = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (mut h2, connection) =
+        client.initial_stream_window_size(0).handshake::<_, http_body_util::Full<Bytes>>(io).await.unwrap();
+    tokio::spawn(connection);
+    let refused = h2.send_request(get("other.test", "/")).await.unwrap();
+    assert_eq!(refused.headers()["exeat-refusal"], "authority_mismatch");
+    wait_until("the connection ends", || h2.is_closed()).await;
+    assert!(timeout(TIMEOUT, refused.collect()).await.unwrap().is_err(), "the refusal does not look complete");
+    assert_eq!(lab.ended(0).await["code"], "authority_mismatch");
+}
+
 /// Returns the trailers sorted by name.
 fn sorted_trailers(reply: &Reply) -> Vec<(&str, &str)> {
     let mut spoken: Vec<_> =
