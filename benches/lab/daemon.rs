@@ -58,7 +58,7 @@ pub(crate) fn configure(shared: &Path, dir: &Path, ports: Ports, scale: Scale) {
 fn text(shared: &Path, dir: &Path, Ports { proxy, origin, dns }: Ports, scale: Scale) -> String {
     let mut text = format!(
         "state_dir = \"{state}\"\n\
-         [proxy]\nlisten = [\"127.0.0.1:{proxy}\"]\nmax_connections_per_caller = 8000\n\
+         [proxy]\nlisten = [\"127.0.0.1:{proxy}\"]\nmax_connections = 9000\nmax_connections_per_caller = 8000\n\
          [admin]\nlisten = \"unix:admin.sock\"\n\
          [upstream]\nextra_roots = [\"{roots}\"]\n\
          [dns]\nservers = [\"127.0.0.1:{dns}\"]\nnew_names_per_minute = 1000000\n\

@@ -25,6 +25,9 @@ use crate::{Options, runtime};
 
 /// The maximum duration of a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// The number of callers that call during the measurement. Executions share no connections to the origin, so with more
+/// callers than idle connections each call would open one, and with fewer they would share HTTP/2 connections.
+const ACTIVE: usize = 16;
 /// The time before and after the reload in which latencies are compared.
 const AROUND_RELOAD: Duration = Duration::from_secs(2);
 
@@ -37,12 +40,12 @@ struct Case {
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Executions that were started by the admin listener and that call in turn.
+    /// Executions that were started by the admin listener. Each has called once.
     Executions,
     Rules,
     /// Credentials of the calling task.
     Credentials,
-    /// Tasks with two credentials each that call in turn.
+    /// Tasks with two credentials each. Each has called once.
     Tasks,
     /// Opaque tunnels that are idle during the calls.
     Tunnels,
@@ -53,10 +56,10 @@ enum Kind {
 }
 
 const CASES: &[Case] = &[
-    Case { name: "executions", unit: "", sizes: &[10, 1_000, 10_000], kind: Kind::Executions },
+    Case { name: "executions", unit: "", sizes: &[ACTIVE, 1_000, 10_000], kind: Kind::Executions },
     Case { name: "rules", unit: "", sizes: &[10, 100, 1_000], kind: Kind::Rules },
     Case { name: "credentials", unit: "", sizes: &[10, 1_000, 10_000], kind: Kind::Credentials },
-    Case { name: "tasks", unit: "", sizes: &[1, 50, 500], kind: Kind::Tasks },
+    Case { name: "tasks", unit: "", sizes: &[ACTIVE, 100, 500], kind: Kind::Tasks },
     Case { name: "open tunnels", unit: "", sizes: &[1, 1_000, 5_000], kind: Kind::Tunnels },
     Case { name: "audit log", unit: " MB", sizes: &[0, 1_000], kind: Kind::Log },
     Case { name: "tasks, credentials, rules / 10", unit: "", sizes: &[10, 10_000], kind: Kind::Policy },
@@ -174,11 +177,11 @@ impl Kind {
                 Self::Tunnels => stage.open_tunnels(size).await?,
                 _ => Vec::new(),
             };
-            // Each caller has called once before the measurement.
             stage.call_once(&callers).await?;
-            let sample = stage.calls(&callers, Duration::from_secs_f64(seconds)).await?;
+            let active: Vec<String> = callers.iter().step_by(callers.len().div_ceil(ACTIVE)).cloned().collect();
+            let sample = stage.calls(&active, Duration::from_secs_f64(seconds)).await?;
             let used_mib = rss_mib();
-            let reload = reload(&proxy, &stage, &callers).await?;
+            let reload = reload(&proxy, &stage, &active).await?;
             drop(tunnels);
             Ok(Row { start_ms, ready_mib, cost: sample.cost, p99: sample.p99, used_mib, reload })
         })
@@ -204,14 +207,18 @@ async fn started_executions(proxy: &Proxy, count: usize) -> Result<Vec<String>, 
 async fn reload(proxy: &Proxy, stage: &Stage<'_>, callers: &[String]) -> Result<Reload, Failure> {
     let path = proxy.dir.path().join("exeat.toml");
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, format!("# again\n{text}")).unwrap();
+    let reloads = || {
+        let stderr = fs::read_to_string(proxy.dir.path().join("stderr")).unwrap();
+        stderr.matches("a new policy is in force").count()
+    };
     let progress = Progress::default();
     let longest = || progress.take_latencies().into_iter().fold(0.0, f64::max) / 1e3;
     let watch = async {
         tokio::time::sleep(AROUND_RELOAD).await;
-        let (longest_before_ms, start) = (longest(), Instant::now());
+        let (longest_before_ms, before, start) = (longest(), reloads(), Instant::now());
+        fs::write(&path, format!("# again\n{text}")).unwrap();
         proxy.signal(Signal::HUP);
-        while !fs::read_to_string(proxy.dir.path().join("stderr")).unwrap().contains("a new policy is in force") {
+        while reloads() == before {
             if start.elapsed() > RELOAD_TIMEOUT {
                 return Err("the reload does not end".to_owned());
             }
