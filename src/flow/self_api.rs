@@ -272,6 +272,7 @@ impl SelfRequest<'_> {
             return Err(Deny::ContentCodingUnsupported.into());
         }
         let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.transfer_counts()).await?;
+        let permit = self.services.body_budget.scan_limit(self.caller.execution()).acquire().await;
         self.scan(&body, record)?;
         let report: ToolCallReport = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
         for text in report.texts() {
@@ -289,6 +290,7 @@ impl SelfRequest<'_> {
             credential_used: call.credential_used.as_deref().map(clean),
             ..call
         });
+        drop(permit);
         self.services.ledger.record(self.caller.execution(), stored).await.map_err(unavailable)?;
         Ok(reply)
     }
@@ -345,6 +347,7 @@ impl SelfRequest<'_> {
         let mut cleaned = |one: Certificate| Certificate {
             subject: one.subject.map(&mut clean),
             issuer: one.issuer.map(&mut clean),
+            serial: one.serial.map(&mut clean),
             sans: one.sans.into_iter().map(&mut clean).collect(),
             ..one
         };

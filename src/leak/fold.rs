@@ -133,6 +133,10 @@ fn find_skippable(text: &[u8]) -> usize {
 /// Returns a text without ignorable code points.
 pub(super) fn without_ignorable(text: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
+    if text.is_ascii() {
+        out.extend_from_slice(text);
+        return out;
+    }
     let mut rest = text;
     while let Some((byte, more)) = rest.split_first() {
         rest = match ignorable_len(rest) {

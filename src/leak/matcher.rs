@@ -387,6 +387,7 @@ mod tests {
             let values = [
                 format!("postgres://orders_service:{secret}@db.internal.example.com:5432/main"),
                 format!("Server=tcp:sql.example.com,1433;User ID=app;Password={secret};Encrypt=true"),
+                format!("sessionid={secret}; theme=dark"),
             ];
             for value in values {
                 let whole = Value::new(ValueOwner::Token, value.as_bytes()).with_halves(Strength::of(value.as_bytes()));

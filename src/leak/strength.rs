@@ -172,34 +172,79 @@ const fn kind_of(byte: &u8) -> u8 {
 const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"signature", b"token"];
 
 /// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
-/// audience, that of a URL its host, that of a connection string the server. Other texts contain them as well.
+/// audience, that of a URL its host, that of a connection string the server, that of a cookie its name. Other texts
+/// contain them as well. Returns nothing if a text of such a form has no part that looks secret.
 pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
     }
-    if value.contains(&b';') && value.contains(&b'=') {
-        let fields = value.split(|byte| *byte == b';');
-        let values = fields.filter_map(|field| {
+    if let Some(secret) = secret_field(value) {
+        return secret;
+    }
+    if let Some(rest) = after_scheme(value) {
+        return password_of_url(rest);
+    }
+    if is_document(value) { &[] } else { value }
+}
+
+/// Returns the fields of a connection string or of cookies: names and values, separated by semicolons. Returns `None` for
+/// other texts.
+fn fields(value: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+    if !value.contains(&b';') {
+        return None;
+    }
+    let is_name = |name: &[u8]| {
+        name.first().is_some_and(u8::is_ascii_alphabetic)
+            && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b" _-.".contains(byte))
+    };
+    let fields = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii).filter(|field| !field.is_empty());
+    fields
+        .map(|field| {
             let (name, value) = field.split_at_checked(memchr::memchr(b'=', field)?)?;
-            let name: Vec<u8> =
-                name.iter().filter(|byte| !byte.is_ascii_whitespace()).map(u8::to_ascii_lowercase).collect();
-            SECRET_FIELDS.iter().any(|secret| name.ends_with(secret)).then(|| value.get(1..).unwrap_or_default())
-        });
-        if let Some(secret) = values.max_by_key(|value| value.len()) {
-            return secret;
-        }
-    }
-    if let Some(scheme) = memchr::memmem::find(value, b"://") {
-        let rest = value.get(scheme.saturating_add(3)..).unwrap_or_default();
-        let authority = rest.split(|byte| b"/?#".contains(byte)).next().unwrap_or_default();
-        let user = memchr::memrchr(b'@', authority).and_then(|at| authority.get(..at)).unwrap_or_default();
-        return memchr::memchr(b':', user).and_then(|at| user.get(at.saturating_add(1)..)).unwrap_or_default();
-    }
-    if value.contains(&b';') && value.contains(&b'=') {
-        return &[];
-    }
-    // A document, such as the JSON of a service account.
-    if value.starts_with(b"{") { &[] } else { value }
+            is_name(name.trim_ascii()).then(|| (name, value.get(1..).unwrap_or_default()))
+        })
+        .collect()
+}
+
+/// Returns the value of the field that names a secret, or else the longest one that looks random, as that of a session
+/// cookie does. Returns nothing if no field does, and `None` if the text does not consist of fields.
+fn secret_field(value: &[u8]) -> Option<&[u8]> {
+    const MIN_RANDOM: usize = 16;
+    let fields = fields(value)?;
+    let is_named = |name: &[u8]| {
+        let name: Vec<u8> =
+            name.iter().filter(|byte| !byte.is_ascii_whitespace()).map(u8::to_ascii_lowercase).collect();
+        SECRET_FIELDS.iter().any(|secret| name.ends_with(secret))
+    };
+    let longest = |is_secret: &dyn Fn(&[u8], &[u8]) -> bool| {
+        let secret = fields.iter().filter(|(name, value)| is_secret(name, value)).map(|(_, value)| *value);
+        secret.max_by_key(|value| value.len())
+    };
+    let secret = longest(&|name, _| is_named(name));
+    secret.or_else(|| longest(&|_, value| value.len() >= MIN_RANDOM && is_mixed(value))).or(Some(&[]))
+}
+
+/// Returns the rest of a URL after its scheme (RFC 3986 §3.1).
+fn after_scheme(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, rest) = value.split_at_checked(memchr::memmem::find(value, b"://")?)?;
+    let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
+        && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
+    rest.get(3..).filter(|_| is_scheme)
+}
+
+/// Returns the password of a URL, or nothing.
+fn password_of_url(rest: &[u8]) -> &[u8] {
+    let authority = rest.split(|byte| b"/?#".contains(byte)).next().unwrap_or_default();
+    let user = memchr::memrchr(b'@', authority).and_then(|at| authority.get(..at)).unwrap_or_default();
+    memchr::memchr(b':', user).and_then(|at| user.get(at.saturating_add(1)..)).unwrap_or_default()
+}
+
+/// Returns true for a document, such as the JSON of a service account.
+fn is_document(value: &[u8]) -> bool {
+    let members = value.strip_prefix(b"{").map(<[u8]>::trim_ascii_start);
+    let names = memchr::memmem::find_iter(value, b"\"").filter_map(|quote| value.get(quote.saturating_add(1)..));
+    members.is_some_and(|members| members.starts_with(b"\""))
+        && names.map(<[u8]>::trim_ascii_start).any(|after| after.starts_with(b":"))
 }
 
 /// Returns the halves of the distinctive part of a value. Both contain the middle byte if the length is odd.
@@ -331,6 +376,13 @@ mod tests {
             ("Server=tcp:prod-sql.database.windows.net,1433;User ID=app;Password=Xk29dLq8VwRt41;", false, false),
             ("AccountName=k;AccountKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==;Suffix=core.example.com", true, true),
             ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", false, false),
+            ("sessionid=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf; theme=dark", true, true),
+            ("theme=dark; sessionid=k7Qz2mXv9LpW4sVt6eRRu8Yb", false, false),
+            ("Server=prod-sql.database.windows.net;Trusted_Connection=yes;Database=orders2026", false, false),
+            // These are no connection strings, documents or URLs.
+            ("kQ7zR2mX9v;T4bL8nW3pJ=6sY1cF5hD0gAuE3xN5iZ", true, true),
+            ("{k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf}", true, true),
+            ("k7Qz2mXv9L$pW4://sVt6eRRu8YbN3cHd5Jf", true, true),
         ];
         for (value, first, second) in rows {
             let Strength::Strong(halves) = Strength::of(value.as_bytes()) else { panic!("{value}") };

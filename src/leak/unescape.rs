@@ -483,7 +483,7 @@ fn named_reference(rest: &[u8]) -> Token {
         None if name.len() < MAX_ESCAPE.saturating_sub(1) && is_name_prefix(name) => Token::Incomplete,
         Some(end) if rest.get(end) == Some(&b';') => NAMED_REFERENCES
             .iter()
-            .find(|(known, _)| *known == name)
+            .find(|(known, _)| known.first() == name.first() && *known == name)
             .map_or_else(|| legacy_reference(rest), |(_, char)| Token::Char(*char, end.saturating_add(2))),
         _ => legacy_reference(rest),
     }
@@ -491,7 +491,7 @@ fn named_reference(rest: &[u8]) -> Token {
 
 /// Parses a reference that needs no semicolon (HTML §13.2.5.73, "Named character reference state").
 fn legacy_reference(rest: &[u8]) -> Token {
-    let known = LEGACY_REFERENCES.iter().find(|(name, _)| rest.starts_with(name));
+    let known = LEGACY_REFERENCES.iter().find(|(name, _)| name.first() == rest.first() && rest.starts_with(name));
     known.map_or(Token::Plain, |(name, char)| Token::Char(*char, name.len().saturating_add(1)))
 }
 

@@ -74,8 +74,9 @@ pub struct RequestBody {
 /// A body that is scanned while it is sent.
 struct ScannedBody {
     outbound: OutboundBody,
-    /// The client has sent everything. `trailers` holds the trailers until the data is sent.
+    /// The client has sent everything, and it has been scanned.
     ended: bool,
+    /// The trailers until the data is sent. They have been scanned if `ended`.
     trailers: Option<HeaderMap>,
     pauses: PauseTimer,
     limit: PolledScanLimit,
@@ -332,6 +333,15 @@ impl RequestBody {
             if scan.ended {
                 return Poll::Ready(Ok(scan.trailers.take().map(Frame::trailers)));
             }
+            if let Some(trailers) = &scan.trailers {
+                if permit.is_none() {
+                    permit = Some(ready!(scan.limit.poll_acquire(cx)));
+                }
+                scan.outbound.trailers(trailers)?;
+                scan.outbound.end()?;
+                scan.ended = true;
+                continue;
+            }
             if let Some(data) = self.charge(&mut scan.outbound)? {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
@@ -345,12 +355,7 @@ impl RequestBody {
                     scan.pauses.data_arrived();
                     scan.outbound.push(data)?;
                 }
-                Some(Err(frame)) => {
-                    let trailers = frame.into_trailers().unwrap_or_default();
-                    scan.outbound.trailers(&trailers)?;
-                    scan.outbound.end()?;
-                    (scan.ended, scan.trailers) = (true, Some(trailers));
-                }
+                Some(Err(frame)) => scan.trailers = Some(frame.into_trailers().unwrap_or_default()),
                 None => {
                     scan.outbound.end()?;
                     scan.ended = true;

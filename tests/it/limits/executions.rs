@@ -263,7 +263,7 @@ async fn a_static_execution_can_be_restarted() {
 /// The bill equals the sum in the log, also after a restart; the record has the last fifty calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_with_a_credential_costs_half_a_credit() {
-    let (lab, _, url) = lab("[plans.p]\nrequest_timeout = \"300ms\"").await;
+    let (lab, _, url) = lab("[plans.p]\nrequest_timeout = \"3s\"").await;
     let one = start(&lab, json!({"task": "t"})).await;
     let field = one.basic();
     let with_key = [("exeat-tool", "api_call"), ("exeat-credential", "KEY")];
