@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 /// Frames that may arrive at once.
-const BURST: u32 = 20_000;
+const BURST: u32 = 4_000;
 /// Frames that may arrive each second beyond the burst.
 const PER_SECOND: u32 = 1_000;
 /// Bytes sent to the peer that allow one more frame: a receiver acknowledges content by WINDOW_UPDATE.
