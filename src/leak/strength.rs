@@ -187,48 +187,47 @@ pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     if is_document(value) { &[] } else { value }
 }
 
-/// Returns the fields of a connection string or of cookies: names and values, separated by semicolons. Returns `None` for
-/// other texts.
-fn fields(value: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+/// Returns the value of the longest field that names a secret, or else of the longest one that looks random, as that of a
+/// session cookie does. Returns nothing if no field does, and `None` for a text that does not consist of fields: names and
+/// values, separated by semicolons.
+fn secret_field(value: &[u8]) -> Option<&[u8]> {
+    const MIN_RANDOM: usize = 16;
     if !value.contains(&b';') {
         return None;
     }
-    let is_name = |name: &[u8]| {
-        name.first().is_some_and(u8::is_ascii_alphabetic)
-            && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b" _-.".contains(byte))
-    };
-    let fields = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii).filter(|field| !field.is_empty());
-    fields
-        .map(|field| {
-            let (name, value) = field.split_at_checked(memchr::memchr(b'=', field)?)?;
-            is_name(name.trim_ascii()).then(|| (name, value.get(1..).unwrap_or_default()))
-        })
-        .collect()
+    let all = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii).filter(|field| !field.is_empty());
+    let parsed = all.map(|field| {
+        let (name, value) = field.split_at_checked(memchr::memchr(b'=', field)?)?;
+        Some((name, value.get(1..).unwrap_or_default()))
+    });
+    // The first field of some connection strings is a URL.
+    let named = parsed.clone().flatten().filter(|(name, _)| names_secret(name)).map(|(_, value)| value);
+    if let Some(secret) = named.max_by_key(|value| value.len()) {
+        return Some(secret);
+    }
+    let fields = parsed.map(|field| field.filter(|(name, _)| is_field_name(name))).collect::<Option<Vec<_>>>()?;
+    let random =
+        fields.into_iter().map(|(_, value)| value).filter(|value| value.len() >= MIN_RANDOM && is_mixed(value));
+    Some(random.max_by_key(|value| value.len()).unwrap_or_default())
 }
 
-/// Returns the value of the field that names a secret, or else the longest one that looks random, as that of a session
-/// cookie does. Returns nothing if no field does, and `None` if the text does not consist of fields.
-fn secret_field(value: &[u8]) -> Option<&[u8]> {
-    const MIN_RANDOM: usize = 16;
-    let fields = fields(value)?;
-    let is_named = |name: &[u8]| {
-        let name: Vec<u8> =
-            name.iter().filter(|byte| !byte.is_ascii_whitespace()).map(u8::to_ascii_lowercase).collect();
-        SECRET_FIELDS.iter().any(|secret| name.ends_with(secret))
-    };
-    let longest = |is_secret: &dyn Fn(&[u8], &[u8]) -> bool| {
-        let secret = fields.iter().filter(|(name, value)| is_secret(name, value)).map(|(_, value)| *value);
-        secret.max_by_key(|value| value.len())
-    };
-    let secret = longest(&|name, _| is_named(name));
-    secret.or_else(|| longest(&|_, value| value.len() >= MIN_RANDOM && is_mixed(value))).or(Some(&[]))
+/// Returns true for the name of a field that holds a secret, however it is spaced.
+fn names_secret(name: &[u8]) -> bool {
+    let name: Vec<u8> = name.iter().filter(|byte| !byte.is_ascii_whitespace()).map(u8::to_ascii_lowercase).collect();
+    SECRET_FIELDS.iter().any(|secret| name.ends_with(secret))
 }
 
-/// Returns the rest of a URL after its scheme (RFC 3986 §3.1).
+/// Returns true for a word, or several with blanks between them.
+fn is_field_name(name: &[u8]) -> bool {
+    name.first().is_some_and(u8::is_ascii_alphabetic)
+        && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b" _-.".contains(byte))
+}
+
+/// Returns the rest of a URL after its scheme (RFC 3986 §3.1), which may consist of several, such as `jdbc:mysql`.
 fn after_scheme(value: &[u8]) -> Option<&[u8]> {
     let (scheme, rest) = value.split_at_checked(memchr::memmem::find(value, b"://")?)?;
     let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
-        && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
+        && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.:".contains(byte));
     rest.get(3..).filter(|_| is_scheme)
 }
 
@@ -379,6 +378,8 @@ mod tests {
             ("sessionid=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf; theme=dark", true, true),
             ("theme=dark; sessionid=k7Qz2mXv9LpW4sVt6eRRu8Yb", false, false),
             ("Server=prod-sql.database.windows.net;Trusted_Connection=yes;Database=orders2026", false, false),
+            ("jdbc:sqlserver://db.example.com:1433;user=app;password=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
+            ("jdbc:postgresql://app:k7Qz2mXv9LpW4sVt6eRRu8Yb@db.internal.example.com:5432/main", false, false),
             // These are no connection strings, documents or URLs.
             ("kQ7zR2mX9v;T4bL8nW3pJ=6sY1cF5hD0gAuE3xN5iZ", true, true),
             ("{k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf}", true, true),
