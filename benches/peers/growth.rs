@@ -90,7 +90,7 @@ pub(crate) fn run(options: &Options) {
     let lab = Lab::new(options.other.clone());
     let wanted = |case: &&Case| options.growth.iter().any(|word| word == "all" || case.name.contains(word.as_str()));
     let contender = if options.other.is_some() { Contender::Other } else { Contender::Exeat };
-    let mut samples = Vec::new();
+    let (mut samples, mut failed) = (Vec::new(), Vec::new());
     let mut table = String::from(
         "| case | size | start, ms | RSS when ready, MiB | µs CPU per request | × smallest | p99, µs | RSS after, MiB \
          | reload, ms | longest request before / during it, ms |\n|---|---|---|---|---|---|---|---|---|---|\n",
@@ -101,13 +101,24 @@ pub(crate) fn run(options: &Options) {
             for offset in 0..case.sizes.len() {
                 let at = (round + offset) % case.sizes.len();
                 let measured = case.kind.measure(&lab, contender, case.sizes[at], options.seconds);
-                let row = measured.unwrap_or_else(|why| panic!("{} {}: {why}", case.name, case.sizes[at]));
+                let row = match measured {
+                    Ok(row) => row,
+                    Err(why) => {
+                        eprintln!("round {} {:<32} {:>6} failed: {why}", round + 1, case.name, case.sizes[at]);
+                        failed.push((case.name, case.sizes[at]));
+                        continue;
+                    }
+                };
                 eprintln!("round {} {:<32} {:>6} {:>8.1} µs", round + 1, case.name, case.sizes[at], row.cost);
                 samples.push(row.json(case, case.sizes[at], round));
                 rows[at].push(row);
             }
         }
         for (at, size) in case.sizes.iter().enumerate() {
+            if failed.contains(&(case.name, *size)) {
+                table.push_str(&format!("| {} | {size}{} | failed | | | | | | | |\n", case.name, case.unit));
+                continue;
+            }
             let of = |figure: fn(&Row) -> f64| middle(rows[at].iter().map(figure));
             let ratios = rows[at].iter().zip(&rows[0]).map(|(row, smallest)| row.cost / smallest.cost);
             table.push_str(&format!(
