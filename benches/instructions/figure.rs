@@ -7,7 +7,7 @@ use std::process::Command;
 use serde::Deserialize;
 
 const EXPLANATION: &str = "\
-# The instructions of one intercepted keep-alive GET of 1 KiB, and the most that a later figure may differ from it.
+# The instructions of one intercepted keep-alive GET of 1 KiB, and how far a later figure may be above it.
 # They are those of the static binary on x86-64 with AVX2. They depend on the compiler, the profile, the C library and
 # the CPU features that valgrind emulates. The command in .ci/run writes this file if it has --update for --check.
 ";

@@ -7,7 +7,7 @@
 //! and shutdown cancel out. Every response is compared with the origin's. Options follow `--`:
 //!
 //! - `--check`: fails if the figure is above the one in `figure.toml` by more than the margin there. That one is of the
-//!   static binary (`--exeat`); the binary of this benchmark takes about 5 % more;
+//!   static binary (`--exeat`);
 //! - `--update`: stores the figure in `figure.toml`;
 //! - `--exeat PATH`: the binary to measure, instead of the one that cargo has built for this benchmark;
 //! - `--requests N` (1000): the number of counted requests; `--runs N` (1): the number of measurements. The figure is

@@ -1,4 +1,5 @@
-//! What the benchmarks that start the daemon share: clients, certificates, payloads, and measurements of processes.
+//! What the benchmarks that start the daemon share: clients, its configuration
+//! and admin listener, certificates, payloads, and measurements of processes.
 
 pub(crate) mod admin;
 pub(crate) mod client;

@@ -156,7 +156,7 @@ impl Contender {
         self.start_prepared(lab, SCALE, |_| {})
     }
 
-    /// Starts exeat with a policy of another size. `prepare` gets the state directory before the start.
+    /// As [`Self::start`], where exeat has a policy of this size. `prepare` gets its state directory before the start.
     pub(crate) fn start_prepared(self, lab: &Lab, scale: Scale, prepare: impl FnOnce(&Path)) -> Proxy {
         let dir = tempfile::tempdir_in(lab.dir.path()).unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();

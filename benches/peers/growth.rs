@@ -49,7 +49,7 @@ enum Kind {
     Tasks,
     /// Opaque tunnels that are idle during the calls.
     Tunnels,
-    /// Bytes in the audit log at the start.
+    /// Megabytes in the audit log at the start.
     Log,
     /// As many tasks and credentials, and a tenth as many rules.
     Policy,

@@ -103,6 +103,8 @@ pub struct Record {
     held: Vec<Box<dyn Send + Sync>>,
     /// Whether the line is always written, regardless of the quota for refusals.
     always_written: bool,
+    /// No refusal repeats a part of the request.
+    is_hidden: bool,
 }
 
 /// The method and the path of a request, before redaction.
@@ -142,6 +144,7 @@ impl Record {
             tls_failure: None,
             held: Vec::new(),
             always_written: false,
+            is_hidden: false,
         }
     }
 
@@ -250,11 +253,17 @@ impl Record {
         })
     }
 
-    /// Returns whether the execution has reached the limit of finds. Then no refusal repeats a part of the request: that a
-    /// part is left out would confirm another guess.
+    /// Records that the refusal may not repeat a part of the request, because it could not be searched for finds.
+    pub fn hide_request(&mut self) {
+        self.is_hidden = true;
+    }
+
+    /// Returns whether a refusal may repeat parts of the request. It may not once the execution has reached the limit of
+    /// finds: that a part is left out would confirm another guess.
     #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        self.caller.as_ref().is_some_and(|(_, execution)| self.finds.check(execution).is_err())
+    pub fn may_repeat_request(&self) -> bool {
+        let is_stopped = || self.caller.as_ref().is_some_and(|(_, execution)| self.finds.check(execution).is_err());
+        !self.is_hidden && !is_stopped()
     }
 
     /// Records a value found in a request that is refused for another reason. It counts as a find too.

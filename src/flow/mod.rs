@@ -106,7 +106,7 @@ impl Services {
         let policy = self.policies.snapshot();
         let (Some(task), Some(execution)) = (record.task(), record.execution()) else { return };
         let task = policy.task(&TaskName::new(task));
-        let _permit = self.body_budget.scan_limit(execution).acquire().await;
+        let Ok(_permit) = self.body_budget.scan_limit(execution).acquire().await else { return record.hide_request() };
         if let Some(found) = task.and_then(|task| record.own_in_refused(task.own())) {
             record.additional_find(&found, "the refused request");
         }

@@ -232,7 +232,7 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
     let is_leak = refusal == Deny::LeakDetected.into();
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
-    let repeated = task.filter(|_| !record.is_stopped());
+    let repeated = task.filter(|_| record.may_repeat_request());
     // A URL that may contain the leaked value is not repeated.
     let url = repeated.filter(|_| !is_leak).and_then(|task| record.url_without(task.own()));
     let hidden = repeated.map(|task| if is_leak { task.values() } else { task.own() });

@@ -272,7 +272,7 @@ impl SelfRequest<'_> {
             return Err(Deny::ContentCodingUnsupported.into());
         }
         let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.transfer_counts()).await?;
-        let permit = self.services.body_budget.scan_limit(self.caller.execution()).acquire().await;
+        let permit = self.services.body_budget.scan_limit(self.caller.execution()).acquire().await?;
         self.scan(&body, record)?;
         let report: ToolCallReport = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
         for text in report.texts() {

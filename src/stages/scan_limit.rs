@@ -6,12 +6,18 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tokio_util::sync::PollSemaphore;
 
 use super::per_execution::PerExecution;
 use crate::model::name::ExecutionId;
+use crate::model::refusal::{Fail, Verdict};
+
+/// The longest wait for the right to scan. Many scans of one execution may be before it, each of a bounded size.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The limits of all executions.
 #[derive(Default)]
@@ -43,9 +49,14 @@ impl ScanLimits {
 
 impl ScanLimit {
     /// Waits for the right to scan. It must not be held across an await.
-    pub(crate) async fn acquire(&self) -> ScanPermit {
+    ///
+    /// # Errors
+    /// [`Fail::Overloaded`] after [`MAX_WAIT`]. A body that nobody polls, because its receiver reads nothing, may have been
+    /// given the right and keep it until its own deadline.
+    pub(crate) async fn acquire(&self) -> Verdict<ScanPermit> {
+        let permit = timeout(MAX_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| Fail::Overloaded)?;
         // The semaphore is never closed.
-        ScanPermit { _permit: self.0.clone().acquire_owned().await.ok() }
+        Ok(ScanPermit { _permit: permit.ok() })
     }
 
     /// Returns the limit for use in a poll function.
@@ -66,6 +77,18 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_has_an_end() {
+        let limit = ScanLimits::default().of(&ExecutionId::new("one"));
+        let mut held = Vec::new();
+        for _ in 0..limit.0.available_permits() {
+            held.push(limit.acquire().await.unwrap());
+        }
+        assert_eq!(limit.acquire().await.err(), Some(Fail::Overloaded.into()));
+        held.pop();
+        assert!(limit.acquire().await.is_ok());
+    }
 
     #[test]
     fn an_execution_waits_only_for_its_own_scans() {

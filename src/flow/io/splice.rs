@@ -170,7 +170,7 @@ where
             Some(n) => {
                 let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
                 let permit = match filter.limit().cloned() {
-                    Some(limit) => Some(limit.acquire().await),
+                    Some(limit) => Some(limit.acquire().await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?),
                     None => None,
                 };
                 let out = filter.pass(bytes)?;

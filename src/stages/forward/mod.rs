@@ -149,7 +149,7 @@ impl OriginResponse {
         let Some(origin) = self.switched.take() else { return Ok(Received::Response(Box::new(self))) };
         let Self { response, lease, limits, started, guard, values, reservation, revocation, .. } = self;
         let timeouts = limits.timeouts;
-        let (mut head, guarded) = redact::head_within_limit(response, guard).await.into_parts();
+        let (mut head, guarded) = redact::head_within_limit(response, guard).await?.into_parts();
         record.finds_in_answer(guarded.finds(false))?;
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

@@ -112,7 +112,7 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
     let values = grant.values();
     if !values.is_empty() {
         let limit = body.scan_limit();
-        let permit = limit.acquire().await;
+        let permit = limit.acquire().await?;
         let checked = check_head(&grant, &parts, record);
         drop(permit);
         checked?;
@@ -183,7 +183,8 @@ async fn scan_buffered(
     limit: &ScanLimit,
 ) -> Result<(), OutboundError> {
     let mut rest = data.clone();
-    let mut permit = Some(limit.acquire().await);
+    let acquire = async || limit.acquire().await.map_err(|_| OutboundError::NoRoom);
+    let mut permit = Some(acquire().await?);
     let mut slice = WorkSlice::begin();
     while !rest.is_empty() || outbound.has_work() {
         if !outbound.has_work() {
@@ -195,7 +196,7 @@ async fn scan_buffered(
         if slice.is_over() {
             drop(permit.take());
             tokio::task::yield_now().await;
-            permit = Some(limit.acquire().await);
+            permit = Some(acquire().await?);
             slice = WorkSlice::begin();
         }
     }

@@ -160,15 +160,18 @@ struct Redaction {
 }
 
 /// As [`head`], when the execution may scan.
+///
+/// # Errors
+/// As [`ScanLimit::acquire`].
 pub(crate) async fn head_within_limit(
     response: Response<Incoming>,
     guard: Option<(RedactionPlan, ContentDecoder)>,
-) -> Response<RedactedBody> {
+) -> Verdict<Response<RedactedBody>> {
     let _permit = match &guard {
-        Some((guard, _)) => Some(guard.limit.acquire().await),
+        Some((guard, _)) => Some(guard.limit.acquire().await?),
         None => None,
     };
-    head(response, guard)
+    Ok(head(response, guard))
 }
 
 /// Redacts a response head and wraps the body for redaction.
@@ -387,7 +390,7 @@ impl Redaction {
         if !self.is_in_blocks() {
             return self.redactor.take();
         }
-        // What the redactor releases is bounded by what was decoded in a step.
+        // A step decodes a bounded number of bytes, so the redactor releases no more than that.
         while let Some(data) = self.redactor.take() {
             self.block.extend_from_slice(&data);
         }

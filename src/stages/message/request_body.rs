@@ -82,6 +82,25 @@ struct ScannedBody {
     limit: PolledScanLimit,
 }
 
+impl ScannedBody {
+    fn has_work(&self) -> bool {
+        self.outbound.has_work() || (self.trailers.is_some() && !self.ended)
+    }
+
+    /// Scans a portion, or the trailers after all data.
+    fn work(&mut self) -> Result<(), OutboundError> {
+        if self.outbound.has_work() {
+            return self.outbound.work();
+        }
+        if let Some(trailers) = &self.trailers {
+            self.outbound.trailers(trailers)?;
+            self.outbound.end()?;
+            self.ended = true;
+        }
+        Ok(())
+    }
+}
+
 /// Decides when held data of a stream of unknown length is released. The next data may be far off, so the end of the
 /// stream cannot be waited for.
 enum PauseTimer {
@@ -323,24 +342,15 @@ impl RequestBody {
             if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
-            if scan.outbound.has_work() {
+            if scan.has_work() {
                 if permit.is_none() {
                     permit = Some(ready!(scan.limit.poll_acquire(cx)));
                 }
-                scan.outbound.work()?;
+                scan.work()?;
                 continue;
             }
             if scan.ended {
                 return Poll::Ready(Ok(scan.trailers.take().map(Frame::trailers)));
-            }
-            if let Some(trailers) = &scan.trailers {
-                if permit.is_none() {
-                    permit = Some(ready!(scan.limit.poll_acquire(cx)));
-                }
-                scan.outbound.trailers(trailers)?;
-                scan.outbound.end()?;
-                scan.ended = true;
-                continue;
             }
             if let Some(data) = self.charge(&mut scan.outbound)? {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
