@@ -16,6 +16,7 @@ pub mod listener;
 mod open_answers;
 pub mod respond;
 pub(crate) mod self_api;
+mod server_names;
 pub(crate) mod tunnel;
 pub mod webhooks;
 pub(crate) mod websocket;

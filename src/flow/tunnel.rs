@@ -28,6 +28,7 @@ use super::http1_server;
 use super::io::{Rewind, splice};
 use super::open_answers::OpenAnswers;
 use super::respond::{self, AnswerBody};
+use super::server_names::ServerNames;
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
 use crate::model::limited::ExchangeLimit;
@@ -168,7 +169,7 @@ impl Tunnel {
         }
     }
 
-    /// Splices the tunnel without reading its bytes, for as long as the policy allows it.
+    /// Splices the tunnel without reading its bytes beyond the server names in its handshake, for as long as the policy allows it.
     async fn run_opaque(self, client: &Client, stream: ClientStream, origin: OriginStream, mut record: Record) {
         if let Err(refusal) = record.write_decision().await {
             return record.failed(refusal);
@@ -194,7 +195,8 @@ impl Tunnel {
         let (mut policy_changes, mut find_changes) = (services.policies.changes(), services.finds.changes());
         let expired = revocation::expired(self.admitted.caller().facts().expires_at);
         tokio::pin!(expired);
-        let spliced = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
+        let names = ServerNames::new(&self.admitted);
+        let spliced = splice(stream, origin, idle, names.filters(), |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(spliced);
         let mut checked_generation = self.admitted.generation();
         loop {
@@ -211,12 +213,13 @@ impl Tunnel {
             }
             tokio::select! {
                 ended = &mut spliced => {
-                    match ended {
-                        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    match (ended, names.refusal()) {
+                        (Err(_), Some(refusal)) => record.failed(refusal),
+                        (Err(error), None) if error.kind() == io::ErrorKind::TimedOut => {
                             record.failed(Fail::RequestTimedOut.into());
                         }
-                        Err(_) => record.abandoned(),
-                        Ok(()) => record.completed(),
+                        (Err(_), None) => record.abandoned(),
+                        (Ok(()), _) => record.completed(),
                     }
                     return;
                 }

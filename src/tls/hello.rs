@@ -31,7 +31,7 @@ pub enum Progress {
 pub struct NotTls;
 
 const RECORD_HANDSHAKE: u8 = 22;
-const CLIENT_HELLO: u8 = 1;
+pub(super) const CLIENT_HELLO: u8 = 1;
 const EXT_SERVER_NAME: u16 = 0;
 /// `encrypted_client_hello` (RFC 9849) and its drafts from the eighth on.
 const EXT_ECH: std::ops::RangeInclusive<u16> = 0xfe08..=0xfe0d;
@@ -91,13 +91,14 @@ fn unframe(bytes: &[u8]) -> Result<Option<Vec<u8>>, NotTls> {
     }
 }
 
-fn message_length(message: &[u8]) -> Option<usize> {
+/// Returns the length of a handshake message with its head, in bytes, or `None` while the head is incomplete.
+pub(super) fn message_length(message: &[u8]) -> Option<usize> {
     let mut reader = Reader(message.get(1..)?);
     reader.u24().map(|body| body.saturating_add(4))
 }
 
 /// Parses a `ClientHello` message (RFC 8446 §4.1.2). Returns `None` for inconsistent lengths or two server names.
-fn parse(message: &[u8]) -> Option<Hello> {
+pub(super) fn parse(message: &[u8]) -> Option<Hello> {
     let mut r = Reader(message.get(4..)?);
     r.take(2 + 32)?;
     r.vector8()?;

@@ -5,6 +5,7 @@ pub mod authority;
 pub mod crl;
 pub mod failure;
 pub mod hello;
+pub mod hello_retry;
 pub mod listener;
 pub mod probe;
 pub mod upstream;

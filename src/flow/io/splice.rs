@@ -15,14 +15,16 @@ use crate::stages::work_slice::WorkSlice;
 const BUFFER: usize = 32 * 1024;
 
 /// Copies bytes in both directions until both sides have closed, or neither has made progress for `idle`. Tokio's
-/// `copy_bidirectional` has no idle timeout and waits forever after a half-close.
+/// `copy_bidirectional` has no idle timeout and waits forever after a half-close. `filters` are for the bytes of the
+/// client and for those of the origin.
 ///
 /// # Errors
-/// [`io::ErrorKind::TimedOut`] after the idle timeout, and the errors of both streams.
+/// [`io::ErrorKind::TimedOut`] after the idle timeout, and the errors of both streams and filters.
 pub(in crate::flow) async fn splice<A, B>(
     client: A,
     origin: B,
     idle: Duration,
+    filters: (impl Filter, impl Filter),
     sent: impl Fn(usize),
     received: impl Fn(usize),
 ) -> io::Result<()>
@@ -33,8 +35,8 @@ where
     let (client_read, client_write) = tokio::io::split(client);
     let (origin_read, origin_write) = tokio::io::split(origin);
     let clock = Clock::new(idle);
-    let up = pump(client_read, origin_write, &clock, Passthrough, sent);
-    let down = pump(origin_read, client_write, &clock, Passthrough, received);
+    let up = pump(client_read, origin_write, &clock, filters.0, sent);
+    let down = pump(origin_read, client_write, &clock, filters.1, received);
     tokio::try_join!(up, down).map(|_| ())
 }
 
@@ -92,15 +94,6 @@ impl<F: Filter> Filter for &mut F {
 
     fn written(&mut self) -> io::Result<()> {
         (**self).written()
-    }
-}
-
-/// A filter that passes all bytes unchanged.
-struct Passthrough;
-
-impl Filter for Passthrough {
-    fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
-        Ok(Cow::Borrowed(bytes))
     }
 }
 
@@ -198,11 +191,21 @@ mod tests {
 
     use super::*;
 
+    /// A filter that passes all bytes unchanged.
+    struct Passthrough;
+
+    impl Filter for Passthrough {
+        fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
+            Ok(Cow::Borrowed(bytes))
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_splice_outlives_a_half_close_and_ends_when_both_are_quiet() {
         let (mut client, near) = duplex(1024);
         let (far, mut origin) = duplex(1024);
-        let spliced = tokio::spawn(splice(near, far, Duration::from_secs(60), |_| {}, |_| {}));
+        let spliced =
+            tokio::spawn(splice(near, far, Duration::from_secs(60), (Passthrough, Passthrough), |_| {}, |_| {}));
         client.write_all(b"ask").await.unwrap();
         client.shutdown().await.unwrap();
         let mut asked = Vec::new();

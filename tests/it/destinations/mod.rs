@@ -1,6 +1,7 @@
 //! Destinations: hosts, addresses, names and certificates.
 
 pub mod dns_queries;
+mod hello_retry;
 pub mod origin_tls;
 pub mod overrides;
 pub mod policy;
