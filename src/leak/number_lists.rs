@@ -2,6 +2,7 @@
 //! as a text of their own.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use super::encodings::MIN_VALUE;
 use super::index::Index;
@@ -79,45 +80,74 @@ struct List<const RADIX: u32> {
     dropped: u64,
     /// Bytes decoded from numbers and not yet searched.
     decoded: Vec<u8>,
-    number: u32,
-    digits: u8,
-    /// The position of the current number.
-    number_start: u64,
+    number: Number,
     gap: u8,
+}
+
+/// The current number: the last digits of the current run of digits.
+#[derive(Default)]
+struct Number {
+    value: u32,
+    /// The number of digits of the value.
+    digits: u8,
+    /// More digits than those of the value precede it.
+    is_longer: bool,
+    /// The position after the last digit.
+    end: u64,
+    /// A quotation mark followed the digits.
+    is_quoted: bool,
+}
+
+impl Number {
+    /// Returns the value if it is that of a byte, with its number of digits.
+    fn byte(&self, digits: RangeInclusive<u8>) -> Option<(u8, u8)> {
+        let byte = u8::try_from(self.value).ok()?;
+        digits.contains(&self.digits).then_some((byte, self.digits))
+    }
 }
 
 impl<const RADIX: u32> List<RADIX> {
     /// The minimum and the maximum number of digits of a number.
-    const DIGITS: (u8, u8) = if RADIX == 10 { (1, 3) } else { (2, 2) };
+    const DIGITS: RangeInclusive<u8> = if RADIX == 10 { 1..=3 } else { 2..=2 };
+    const MAX_DIGITS: u8 = *Self::DIGITS.end();
 
     fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) {
-        for (at, byte) in (position..).zip(text) {
-            self.push_byte(index, *byte, at, matches);
+        let mut at = 0_usize;
+        while let Some((byte, rest)) = text.get(at..).and_then(<[u8]>::split_first) {
+            self.push_byte(index, *byte, position.saturating_add(at as u64), matches);
+            at = at.saturating_add(1);
+            if self.number.is_longer && !self.number.is_quoted {
+                // Only the last digits of a run matter.
+                let digits = rest.iter().take_while(|byte| is_digit(**byte, RADIX)).count();
+                at = at.saturating_add(digits.saturating_sub(Self::MAX_DIGITS.into()));
+            }
         }
         self.scan_decoded(index, matches);
     }
 
     fn push_byte(&mut self, index: &Index, byte: u8, at: u64, matches: &mut Matches) {
+        let is_key = byte == b':' && (RADIX == 10 || self.number.is_quoted);
+        if is_key && self.number.digits > 0 {
+            // The key of an object, such as `{"0":107,"1":81}`.
+            self.number = Number::default();
+        } else if self.number.is_quoted && !matches!(byte, b' ' | b'\t') {
+            self.end_number(index, matches);
+        }
         if let Some(digit) = char::from(byte).to_digit(RADIX) {
-            if self.digits == 0 {
-                self.number_start = at;
-            }
-            let number = self.number.saturating_mul(RADIX).saturating_add(digit);
-            if self.digits == Self::DIGITS.1 || number > u32::from(u8::MAX) {
-                // Other digits directly precede or follow a list.
-                let (from, digits) = (self.number_start, self.digits);
-                self.finish(index, matches);
-                (self.number, self.digits) = (number % RADIX.pow(digits.into()), digits);
-                self.number_start = from.saturating_add(1).max(at.saturating_sub(digits.saturating_sub(1).into()));
-            } else {
-                (self.number, self.digits) = (number, self.digits.saturating_add(1));
-            }
-        } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number, self.digits) == (0, 1) {
+            let number = &mut self.number;
+            number.value =
+                number.value.saturating_mul(RADIX).saturating_add(digit) % RADIX.pow(Self::MAX_DIGITS.into());
+            number.is_longer |= number.digits == Self::MAX_DIGITS;
+            number.digits = number.digits.saturating_add(1).min(Self::MAX_DIGITS);
+            number.end = at.saturating_add(1);
+        } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number.value, self.number.digits) == (0, 1) {
             // A `0x` prefix.
-            self.digits = 0;
-        } else if is_separator(byte, RADIX) {
-            if self.digits > 0 {
-                self.end_number(index, at, matches);
+            self.number = Number::default();
+        } else if is_quote(byte) && self.number.digits > 0 {
+            self.number.is_quoted = true;
+        } else if is_key || is_quote(byte) || is_separator(byte, RADIX) {
+            if !self.number.is_quoted {
+                self.end_number(index, matches);
             }
             self.gap = self.gap.saturating_add(1);
             if self.gap > MAX_GAP {
@@ -128,16 +158,25 @@ impl<const RADIX: u32> List<RADIX> {
         }
     }
 
-    /// Ends the current number.
-    fn end_number(&mut self, index: &Index, at: u64, matches: &mut Matches) {
-        let (number, digits) = (std::mem::take(&mut self.number), std::mem::take(&mut self.digits));
-        match u8::try_from(number) {
-            Ok(byte) if digits >= Self::DIGITS.0 => {
-                self.gap = 0;
-                self.decoded.push(byte);
-                self.positions.push_back((self.number_start, at));
-            }
-            _ => self.finish(index, matches),
+    /// Ends the current number. A number that is not that of a byte ends the list, and its last digits may begin another.
+    fn end_number(&mut self, index: &Index, matches: &mut Matches) {
+        let mut number = std::mem::take(&mut self.number);
+        if number.digits == 0 {
+            return;
+        }
+        if number.byte(Self::DIGITS).is_none() && number.digits > *Self::DIGITS.start() {
+            number.digits = number.digits.saturating_sub(1);
+            number.value %= RADIX.pow(number.digits.into());
+            number.is_longer = true;
+        }
+        let byte = number.byte(Self::DIGITS);
+        if number.is_longer || byte.is_none() {
+            self.finish(index, matches);
+        }
+        if let Some((byte, digits)) = byte {
+            self.gap = 0;
+            self.decoded.push(byte);
+            self.positions.push_back((number.end.saturating_sub(digits.into()), number.end));
         }
     }
 
@@ -174,12 +213,8 @@ impl<const RADIX: u32> List<RADIX> {
 
     /// Ends the current list.
     fn finish(&mut self, index: &Index, matches: &mut Matches) {
-        if self.digits >= Self::DIGITS.0 && self.digits <= Self::DIGITS.1 && self.number <= u32::from(u8::MAX) {
-            let length = u64::from(self.digits);
-            self.decoded.push(u8::try_from(self.number).unwrap_or_default());
-            self.positions.push_back((self.number_start, self.number_start.saturating_add(length)));
-        }
-        (self.number, self.digits, self.gap) = (0, 0, 0);
+        self.end_number(index, matches);
+        self.gap = 0;
         if self.positions.is_empty() {
             return;
         }
@@ -200,10 +235,12 @@ impl<const RADIX: u32> List<RADIX> {
     fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let with_unsearched = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
         let mut partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
-        if self.digits >= Self::DIGITS.0 && self.positions.len() >= MIN_VALUE {
+        if let Some((byte, _)) = self.number.byte(Self::DIGITS).filter(|_| !self.number.is_longer)
+            && self.positions.len() >= MIN_VALUE
+        {
             // The number at the end may be complete.
             let (mut scan, mut matches) = (self.scan.clone(), Matches::default());
-            scan.feed(index, &[u8::try_from(self.number).unwrap_or_default()], &mut matches);
+            scan.feed(index, &[byte], &mut matches);
             partials.extend(scan.partials(index, u64::MAX));
             partials.extend(complete_values(&matches));
         }
@@ -220,9 +257,17 @@ fn is_separator(byte: u8, radix: u32) -> bool {
     }
 }
 
+fn is_quote(byte: u8) -> bool {
+    matches!(byte, b'"' | b'\'')
+}
+
+fn is_digit(byte: u8, radix: u32) -> bool {
+    if radix == 10 { byte.is_ascii_digit() } else { byte.is_ascii_hexdigit() }
+}
+
 /// Returns true for a byte that lists consist of.
 fn is_list_byte(byte: u8) -> bool {
-    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_separator(byte, 16)
+    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separator(byte, 16)
 }
 
 /// Returns the offset of the next run of at least `min_len` list bytes, or of the run at the end of the text.
@@ -261,6 +306,9 @@ mod tests {
         let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let list =
             |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
+        let keyed = |each: &dyn Fn(usize, u8) -> String, between: &str| {
+            VALUE.iter().enumerate().map(|(at, byte)| each(at, *byte)).collect::<Vec<_>>().join(between)
+        };
         let decimal = |byte: &u8| byte.to_string();
         let hex = |byte: &u8| format!("{byte:02x}");
         let upper = |byte: &u8| format!("{byte:02X}");
@@ -275,15 +323,25 @@ mod tests {
             list(&hex, " "),
             list(&hex, ", "),
             list(&prefixed, ", "),
+            list(&|byte| format!("\"{byte}\""), ","),
+            list(&|byte| format!("'{byte:02x}'"), ", "),
+            list(&|byte| format!("\"0x{byte:02x}\""), ", "),
+            keyed(&|at, byte| format!("\"{at}\":{byte}"), ","),
+            keyed(&|at, byte| format!("\"{}\":{byte}", at + 98_765_432), ","),
+            keyed(&|at, byte| format!("\"{}\": {byte}", at + 250), ",\n        "),
+            keyed(&|at, byte| format!("\"{at}\" : \"{byte}\""), " , "),
+            keyed(&|at, byte| format!("{at}: {byte}"), ", "),
+            keyed(&|at, byte| format!("\"{at}\":\"{byte:02x}\""), ","),
+            keyed(&|at, byte| format!("'{}': '0x{byte:02X}'", at + 1000), ", "),
         ];
         for list in lists {
             let text = format!("{{\"type\":\"Buffer\",\"data\":[{list}]}} and more text");
             let from = text.find(&list).unwrap() as u64;
-            let want = vec![(from, from + list.len() as u64)];
             for cut in 0..=text.len() {
                 let (one, two) = text.as_bytes().split_at(cut);
                 let ranges = found(&matcher, &[one, two]);
-                assert!(ranges.len() == 1 && ranges[0].1 == want[0].1, "{text} at {cut}: {ranges:?} {want:?}");
+                let end = list.trim_end_matches(['"', '\'']).len() as u64 + from;
+                assert!(ranges.len() == 1 && ranges[0].1 == end, "{text} at {cut}: {ranges:?} {end}");
             }
             assert!(!found(&matcher, &[list.as_bytes()]).is_empty(), "{list}");
         }
@@ -294,8 +352,30 @@ mod tests {
         let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let short = VALUE[1..].iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let numbers = (0..5000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
-        for text in [short.as_str(), &numbers, "", ",,,,,,,,,,,,,,,,,,,,,,,", "0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x"] {
+        let keys = VALUE.iter().map(|byte| format!("\"{byte}\":1")).collect::<Vec<_>>().join(",");
+        for text in [short.as_str(), &numbers, &keys, "", ",,,,,,,,,,,,,,,,,,,,,,,", "0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x"]
+        {
             assert!(found(&matcher, &[text.as_bytes()]).is_empty(), "{text}");
+        }
+    }
+
+    /// A list is found directly behind other digits, at every cut, and a run of digits is not part of it.
+    #[test]
+    fn long_runs_of_digits_change_nothing() {
+        let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
+        let list = VALUE.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
+        let hex = VALUE.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":");
+        for run in ["9", "99", "999", "0123456789", "12345678901234567890123456789", "abcdef0123456789abcdef"] {
+            for text in
+                [format!("{run}{list}"), format!("{run}{hex}"), format!("{run},{list},{run}"), format!("{run}:{list}")]
+            {
+                let whole = found(&matcher, &[text.as_bytes()]);
+                assert_eq!(whole.len(), 1, "{text}: {whole:?}");
+                for cut in 0..=text.len() {
+                    let (one, two) = text.as_bytes().split_at(cut);
+                    assert_eq!(found(&matcher, &[one, two]), whole, "{text} at {cut}");
+                }
+            }
         }
     }
 }

@@ -92,7 +92,7 @@ const fn coded(name: &'static str, codings: &'static [&'static str]) -> Form {
 }
 
 /// All forms; those with content codings come last.
-pub const FORMS: [Form; 56] = [
+pub const FORMS: [Form; 57] = [
     form("as it is", <[u8]>::to_vec),
     form("with a line break in it", |v| [&v[..v.len() / 3], b"\r\n", &v[v.len() / 3..]].concat()),
     form("with zero-width spaces in it", |v| join(v, |b| char::from(b).into(), "\u{200b}")),
@@ -138,6 +138,10 @@ pub const FORMS: [Form; 56] = [
     form("hex with `-` between, `4a-61`", |v| join(v, |b| format!("{b:02x}"), "-")),
     form("hex, `0x4a, 0x61`", |v| join(v, |b| format!("0x{b:02x}"), ", ")),
     form("decimal bytes, `[74,97]`", |v| [b"[", &join(v, |b| b.to_string(), ",")[..], b"]"].concat()),
+    form("numbers as an object, `{\"0\":74,\"1\":97}`", |v| {
+        let mut at = 0..;
+        [b"{", &join(v, |b| format!("\"{}\":{b}", at.next().unwrap_or(0)), ",")[..], b"}"].concat()
+    }),
     form("`\\U0000004a`", |v| each(v, |b| format!("\\U{b:08x}"))),
     form("CSS, `\\4a `", |v| each(v, |b| format!("\\{b:x} "))),
     form("JSON, `\\u004a`", |v| each(v, |b| format!("\\u{b:04x}"))),
@@ -168,7 +172,7 @@ pub const FORMS: [Form; 56] = [
     coded("in a zstd body", &["zstd"]),
 ];
 
-fn join(value: &[u8], write: impl Fn(u8) -> String, between: &str) -> Vec<u8> {
+fn join(value: &[u8], mut write: impl FnMut(u8) -> String, between: &str) -> Vec<u8> {
     value.iter().map(|byte| write(*byte)).collect::<Vec<_>>().join(between).into_bytes()
 }
 
