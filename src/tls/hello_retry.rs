@@ -242,8 +242,11 @@ mod tests {
         handshake(&[X25519, SECP384R1, SECP256R1], false)
     }
 
+    /// The bytes that passed, and the name of the second message.
+    type Passed = (Vec<u8>, Option<String>);
+
     /// Returns what passes and the name that was found, with the client's bytes cut at each multiple of `size`.
-    fn follow(parts: &[(&[u8], Option<Answer>)], size: usize) -> Result<(Vec<u8>, Option<String>), (NotTls, Vec<u8>)> {
+    fn follow(parts: &[(&[u8], Option<Answer>)], size: usize) -> Result<Passed, (NotTls, Vec<u8>)> {
         let (mut records, mut passed, mut name) = (ClientRecords::default(), Vec::new(), None);
         for (bytes, answer) in parts {
             for part in bytes.chunks(size) {
@@ -338,10 +341,10 @@ mod tests {
         };
         let split = [&[22, 3, 3, 0, 1, 1][..], &[20, 3, 3, 0, 1, 1]].concat();
         let endless = [&[22, 3, 3, 0, 1, 1][..], &[22, 3, 3, 0, 1, 0].repeat(20_000)].concat();
-        let rows: [(&str, &[u8], &[u8], Option<Answer>); 9] = [
-            ("before the answer", &wire[0], second, None),
+        let rows = [
+            ("before the answer", wire[0].as_slice(), second, None),
             ("after an answer that is not TLS", &wire[0], second, Some(Answer::Other)),
-            ("in the record of the first", &in_one_record, b"", None),
+            ("in the record of the first", &in_one_record[..], &[][..], None),
             ("another message", &wire[0], &[22, 3, 3, 0, 4, 11, 0, 0, 0], Some(Answer::Retry)),
             ("interrupted by another record", &wire[0], &split, Some(Answer::Retry)),
             ("an empty record", &wire[0], &[22, 3, 3, 0, 0], Some(Answer::Retry)),
