@@ -169,7 +169,8 @@ impl Tunnel {
         }
     }
 
-    /// Splices the tunnel without reading its bytes beyond the server names in its handshake, for as long as the policy allows it.
+    /// Splices the tunnel without reading its bytes beyond the server names in its handshake, for as long as the policy
+    /// allows it.
     async fn run_opaque(self, client: &Client, stream: ClientStream, origin: OriginStream, mut record: Record) {
         if let Err(refusal) = record.write_decision().await {
             return record.failed(refusal);
