@@ -13,6 +13,9 @@ use super::stream::{ScanStream, complete_values};
 const MIN_ENCODED_LEN: usize = 2;
 /// The maximum number of separators between two numbers. A longer gap ends a list.
 const MAX_GAP: u8 = 64;
+/// The maximum number of digits of an object's key. A longer number ends a list, so that data is not held back for it
+/// without end.
+const MAX_KEY_DIGITS: u8 = 20;
 
 /// The scanner of the number lists of a stream.
 #[derive(Default)]
@@ -90,8 +93,8 @@ struct Number {
     value: u32,
     /// The number of digits of the value.
     digits: u8,
-    /// More digits than those of the value precede it.
-    is_longer: bool,
+    /// The number of digits before them, at most one more than a key has.
+    digits_before: u8,
     /// The position after the last digit.
     end: u64,
     /// A quotation mark followed the digits.
@@ -99,6 +102,14 @@ struct Number {
 }
 
 impl Number {
+    fn is_longer(&self) -> bool {
+        self.digits_before > 0
+    }
+
+    fn is_longer_than_a_key(&self) -> bool {
+        self.digits_before.saturating_add(self.digits) > MAX_KEY_DIGITS
+    }
+
     /// Returns the value if it is that of a byte, with its number of digits.
     fn byte(&self, digits: RangeInclusive<u8>) -> Option<(u8, u8)> {
         let byte = u8::try_from(self.value).ok()?;
@@ -116,8 +127,8 @@ impl<const RADIX: u32> List<RADIX> {
         while let Some((byte, rest)) = text.get(at..).and_then(<[u8]>::split_first) {
             self.push_byte(index, *byte, position.saturating_add(at as u64), matches);
             at = at.saturating_add(1);
-            if self.number.is_longer && !self.number.is_quoted {
-                // Only the last digits of a run matter.
+            if self.number.is_longer_than_a_key() && !self.number.is_quoted {
+                // Only the last digits of a long run matter.
                 let digits = rest.iter().take_while(|byte| is_digit(**byte, RADIX)).count();
                 at = at.saturating_add(digits.saturating_sub(Self::MAX_DIGITS.into()));
             }
@@ -137,9 +148,17 @@ impl<const RADIX: u32> List<RADIX> {
             let number = &mut self.number;
             number.value =
                 number.value.saturating_mul(RADIX).saturating_add(digit) % RADIX.pow(Self::MAX_DIGITS.into());
-            number.is_longer |= number.digits == Self::MAX_DIGITS;
-            number.digits = number.digits.saturating_add(1).min(Self::MAX_DIGITS);
             number.end = at.saturating_add(1);
+            if number.digits < Self::MAX_DIGITS {
+                number.digits = number.digits.saturating_add(1);
+            } else if !number.is_longer_than_a_key() {
+                number.digits_before = number.digits_before.saturating_add(1);
+                if number.is_longer_than_a_key() {
+                    let number = std::mem::take(number);
+                    self.finish(index, matches);
+                    self.number = number;
+                }
+            }
         } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number.value, self.number.digits) == (0, 1) {
             // A `0x` prefix.
             self.number = Number::default();
@@ -167,10 +186,10 @@ impl<const RADIX: u32> List<RADIX> {
         if number.byte(Self::DIGITS).is_none() && number.digits > *Self::DIGITS.start() {
             number.digits = number.digits.saturating_sub(1);
             number.value %= RADIX.pow(number.digits.into());
-            number.is_longer = true;
+            number.digits_before = 1;
         }
         let byte = number.byte(Self::DIGITS);
-        if number.is_longer || byte.is_none() {
+        if number.is_longer() || byte.is_none() {
             self.finish(index, matches);
         }
         if let Some((byte, digits)) = byte {
@@ -235,7 +254,7 @@ impl<const RADIX: u32> List<RADIX> {
     fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let with_unsearched = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
         let mut partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
-        if let Some((byte, _)) = self.number.byte(Self::DIGITS).filter(|_| !self.number.is_longer)
+        if let Some((byte, _)) = self.number.byte(Self::DIGITS).filter(|_| !self.number.is_longer())
             && self.positions.len() >= MIN_VALUE
         {
             // The number at the end may be complete.
@@ -377,5 +396,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Data is held back for a list that may still contain a value, so digits without end must end it.
+    #[test]
+    fn a_long_number_ends_a_list() {
+        let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
+        let begun = VALUE[..20].iter().map(|byte| format!("{byte},")).collect::<String>();
+        let (mut numbers, mut matches) = (NumberLists::default(), Matches::default());
+        numbers.feed(&matcher.index, begun.as_bytes(), &mut matches);
+        assert!(!numbers.partials(&matcher.index, u64::MAX).is_empty());
+        for _ in 0..100 {
+            numbers.feed(&matcher.index, b"1", &mut matches);
+        }
+        assert_eq!(numbers.partials(&matcher.index, u64::MAX), []);
     }
 }
