@@ -32,7 +32,7 @@ use super::server_names::ServerNames;
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
 use crate::model::limited::ExchangeLimit;
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
@@ -214,15 +214,7 @@ impl Tunnel {
             }
             tokio::select! {
                 ended = &mut spliced => {
-                    match (ended, names.refusal()) {
-                        (Err(_), Some(refusal)) => record.failed(refusal),
-                        (Err(error), None) if error.kind() == io::ErrorKind::TimedOut => {
-                            record.failed(Fail::RequestTimedOut.into());
-                        }
-                        (Err(_), None) => record.abandoned(),
-                        (Ok(()), _) => record.completed(),
-                    }
-                    return;
+                    return record_end(record, ended, names.refusal());
                 }
                 changed = policy_changes.changed() => if changed.is_err() {
                     return;
@@ -277,6 +269,16 @@ impl Tunnel {
         let policy = client.services.policies.snapshot();
         let to = authorize::plain_http_inside(&policy, &self.admitted);
         InnerServer::new(client, self, to, record).serve_h1(stream).await;
+    }
+}
+
+/// Records the end of an opaque tunnel. `refusal` is that of a filter.
+fn record_end(mut record: Record, ended: io::Result<()>, refusal: Option<Refusal>) {
+    match (ended, refusal) {
+        (Err(_), Some(refusal)) => record.failed(refusal),
+        (Err(error), None) if error.kind() == io::ErrorKind::TimedOut => record.failed(Fail::RequestTimedOut.into()),
+        (Err(_), None) => record.abandoned(),
+        (Ok(()), _) => record.completed(),
     }
 }
 

@@ -154,12 +154,7 @@ async fn a_second_name_before_the_answer_is_refused() {
     let (stream, second) = retry.until_retry().await;
     drop(stream);
     let mut early = retry.lab.tunnel(&retry.to).await;
-    let mut first = Vec::new();
-    ClientConnection::new(retry.client.clone(), "sealed.test".try_into().unwrap())
-        .unwrap()
-        .write_tls(&mut first)
-        .unwrap();
-    early.write_all(&[first, renamed(second)].concat()).await.unwrap();
+    early.write_all(&[super::sni::hello("sealed.test"), renamed(second)].concat()).await.unwrap();
     ends(early).await;
     let lines = [retry.lab.ended(0).await, retry.lab.ended(1).await];
     assert!(lines.iter().any(|line| line["code"] == "not_tls"), "{lines:?}");
