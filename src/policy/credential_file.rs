@@ -264,6 +264,18 @@ impl RawCredential {
             );
             return None;
         }
+        let is_in_field =
+            matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header)) || !self.swap_in.is_empty();
+        if is_in_field && has_blank_edge(value.expose()) {
+            // A blank there is not part of the field's value (RFC 9110 §5.5). The origin would return another value than
+            // the one that is searched for.
+            findings.problem(
+                &at,
+                "the value begins or ends with a blank, which a header field cannot carry",
+                "the value without it",
+            );
+            return None;
+        }
         if value.expose().len() > MAX_VALUE {
             findings.problem(&at, format!("the value is longer than {MAX_VALUE} bytes"), "a shorter value");
             return None;
@@ -318,6 +330,15 @@ pub(super) fn check_task(
             let problem = format!("{} requires {name}, which the task does not have", rule.name);
             findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} in this list", name.as_str()));
         }
+    }
+}
+
+/// Returns true for a value that a recipient may shorten, because it begins or ends with a blank in UTF-8 or Latin-1.
+fn has_blank_edge(value: &[u8]) -> bool {
+    let is_blank = |byte: Option<&u8>| byte.is_some_and(|byte| matches!(byte, b' ' | b'\t' | 0x85 | 0xa0));
+    match std::str::from_utf8(value) {
+        Ok(text) => text.trim().len() < text.len(),
+        Err(_) => is_blank(value.first()) || is_blank(value.last()),
     }
 }
 

@@ -108,11 +108,12 @@ fn check_distinguishes_a_missing_value_from_an_unusable_one() {
         fs::write(dir.join("exeat.toml"), toml).unwrap();
         let mut command = exeat(dir, &["check", "-c", "exeat.toml"]);
         command.env("TOKEN", "a-token-of-24-bytes-or-more").env("BLANK", "   ").env("CONTROL", "a\tb-0123456789");
-        command.env("GOOD", "sk-7q2zt9lmx4vbn8kc");
+        command.env("GOOD", "sk-7q2zt9lmx4vbn8kc").env("EDGE", "sk-9w3yb5kdr8mtq2hf ");
         let output = command.output().unwrap();
         (code(&output), text(&output.stderr))
     };
     secret(dir, &["set", "THERE"], b"sk-7q2zt9lmx4vbn8kc");
+    secret(dir, &["set", "EDGE"], b"\xc2\xa0sk-9w3yb5kdr8mtq2hf");
     let rows = [
         ("env:GOOD", "bearer", 0, "the configuration is valid"),
         ("secret:THERE", "bearer", 0, "the configuration is valid"),
@@ -132,6 +133,9 @@ fn check_distinguishes_a_missing_value_from_an_unusable_one() {
         ("file:nope", "bearer", 0, "the credential is disabled"),
         ("env:BLANK", "bearer", 2, "credentials.KEY.value: the value is empty"),
         ("env:CONTROL", "bearer", 2, "credentials.KEY.value: the value contains control characters"),
+        ("env:EDGE", "bearer", 2, "credentials.KEY.value: the value begins or ends with a blank, which a header field"),
+        ("secret:EDGE", "bearer", 2, "the value begins or ends with a blank"),
+        ("env:EDGE", "query_param", 0, "the configuration is valid"),
         ("env:GOOD", "basic", 2, "not of the form user:password"),
         ("sk-7q2zt9lmx4vbn8kc", "bearer", 2, "not the source of a secret"),
     ];
