@@ -376,10 +376,17 @@ fn check_media_type(headers: &HeaderMap) -> Verdict<()> {
     if is_list || fields.next().is_some() { Err(Deny::RequestMalformed.into()) } else { Ok(()) }
 }
 
-/// Returns the media type in lower case.
-pub(crate) fn media_type(headers: &HeaderMap) -> Vec<u8> {
-    // Over HTTP/2 a value may begin with a blank, which an HTTP/1.1 origin ignores (RFC 9110 §5.5).
-    headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().trim_ascii().to_ascii_lowercase()
+/// Returns the media type in lower case, of headers with at most one.
+fn media_type(headers: &HeaderMap) -> Vec<u8> {
+    media_types(headers).next().unwrap_or_default()
+}
+
+/// Returns all media types in lower case. A recipient of several may use any of them.
+pub(crate) fn media_types(headers: &HeaderMap) -> impl Iterator<Item = Vec<u8>> {
+    let fields = headers.get_all(CONTENT_TYPE).into_iter();
+    let listed = fields.flat_map(|field| field.as_bytes().split(|byte| *byte == b','));
+    // Over HTTP/2 a value may begin with a blank, which an HTTP/1.1 recipient ignores (RFC 9110 §5.5).
+    listed.map(|kind| kind.trim_ascii().to_ascii_lowercase())
 }
 
 #[cfg(test)]

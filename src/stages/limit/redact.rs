@@ -20,7 +20,7 @@ use crate::leak::{FindCount, Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
-use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_type};
+use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_types};
 use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
 use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 
@@ -90,7 +90,7 @@ impl RedactionPlan {
             return Err(Fail::UpstreamProtocol.into());
         }
         // A stream of base64 segments. Values in it cannot be overwritten.
-        if media_type(headers).starts_with(GRPC_WEB_TEXT) {
+        if media_types(headers).any(|kind| kind.starts_with(GRPC_WEB_TEXT)) {
             return Err(Fail::UpstreamProtocol.into());
         }
         let codings = codings(headers, &CONTENT_ENCODING);

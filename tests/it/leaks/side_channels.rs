@@ -194,13 +194,21 @@ async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
 /// Segments of base64 are padded one by one, and a value may stand in two of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_in_base64_segments_are_refused() {
-    let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/grpc-web-text+proto\r\nContent-Length: 4\r\n";
-    let (lab, bound, open) = lab(KEY, head, b"AAAA").await;
     let fields = [("content-type", "application/grpc-web-text")];
-    for way in Way::ALL {
-        let refused = lab.by(way, "POST", &open, &fields, "AAAA").await;
-        refused.assert_refused(415, "content_coding_unsupported");
-        lab.by(way, "GET", &bound, &[], "").await.assert_refused(502, "upstream_protocol");
+    // A client may use either of two media types.
+    let kinds = [
+        "Content-Type: application/grpc-web-text+proto\r\n",
+        "Content-Type: text/plain\r\nContent-Type: application/grpc-web-text\r\n",
+        "Content-Type: text/plain, Application/gRPC-Web-Text\r\n",
+    ];
+    for kind in kinds {
+        let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{kind}Content-Length: 4\r\n");
+        let (lab, bound, open) = lab(KEY, &head, b"AAAA").await;
+        for way in Way::ALL {
+            let refused = lab.by(way, "POST", &open, &fields, "AAAA").await;
+            refused.assert_refused(415, "content_coding_unsupported");
+            lab.by(way, "GET", &bound, &[], "").await.assert_refused(502, "upstream_protocol");
+        }
+        assert_eq!(lab.ended(0).await["code"], "content_coding_unsupported");
     }
-    assert_eq!(lab.ended(0).await["code"], "content_coding_unsupported");
 }
