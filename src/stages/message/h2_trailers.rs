@@ -10,14 +10,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
-use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::h2_frame_budget::{FrameBudget, INTERIM_HEAD};
 
-/// The name of the inserted field. A peer's own fields with this prefix are not forwarded in either direction.
-const MARK: &str = "exeat-trailers";
-/// The inserted field: never indexed, with a literal name of 14 bytes and an empty value (RFC 7541 §6.2.3).
+/// The inserted field: never indexed, with a literal name of 14 bytes and an empty value (RFC 7541 §6.2.3). It is removed
+/// with all fields that have the proxy's own prefix.
 const MARK_FIELD: &[u8] = b"\x10\x0eexeat-trailers\x00";
 
 /// The length of the client's connection preface (RFC 9113 §3.4), in bytes.
@@ -377,11 +375,6 @@ impl<T> MarkTrailers<T> {
         };
         Self { inner, frames, out: BytesMut::new() }
     }
-}
-
-/// Removes the mark from trailers.
-pub(crate) fn unmark(trailers: &mut HeaderMap) {
-    trailers.remove(MARK);
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for MarkTrailers<T> {

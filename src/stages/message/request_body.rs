@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{h2_trailers, headers};
+use super::headers;
 use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::coding::DecodeError;
@@ -422,7 +422,6 @@ impl RequestBody {
         }
         let mut frame = frame.map(|frame| frame.map_err(BodyError::Peer));
         if let Some(trailers) = frame.as_mut().and_then(|frame| frame.as_mut().ok()?.trailers_mut()) {
-            h2_trailers::unmark(trailers);
             self.remove_from_trailers(trailers);
         }
         Poll::Ready(frame)

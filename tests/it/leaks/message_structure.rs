@@ -155,6 +155,30 @@ async fn finds_a_value_in_a_body_and_a_trailer_separated_by_a_removed_trailer() 
     }
 }
 
+/// Trailers are scanned and sent in the order in which they arrive.
+#[tokio::test(flavor = "multi_thread")]
+async fn finds_a_value_over_trailers_in_their_order() {
+    let (a, b) = VALUE.split_at(11);
+    let rest = || vec![field("x-c", b"c"), field("x-d", b"d")];
+    for way in [Way::Http, Way::TunnelH2] {
+        for (payload, first) in
+            [("-", vec![field("x-a", a.as_bytes()), field("x-b", b.as_bytes())]), (a, vec![field("x-b", b.as_bytes())])]
+        {
+            let ask = Ask {
+                payload: Payload::Pieces(vec![payload.as_bytes().to_vec()]),
+                trailers: [first, rest()].concat(),
+                ..Ask::default()
+            };
+            let proxy = Field::holding(&[("KEY", VALUE)]).await;
+            let answer = proxy.road(way).send("one", &ask).await;
+            let arrived = proxy.origin(way).arrived("one").unwrap_or_default();
+            assert_ne!(answer.status, 200, "{way:?} {payload}: {:?}", String::from_utf8_lossy(&arrived.body));
+            let line = proxy.lab.ended(0).await;
+            assert_eq!(line["code"].as_str(), Some("leak_detected"), "{way:?} {payload}: {line}");
+        }
+    }
+}
+
 /// A WebSocket message that ends in a prefix which is not secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_ends_in_a_well_known_prefix_passes() {
