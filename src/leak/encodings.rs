@@ -6,6 +6,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use zeroize::Zeroizing;
 
 use super::fold::{fold, without_ignorable};
+use super::readings::readings;
 use super::unescape;
 
 /// Values shorter than this are weak, in bytes, because they occur in unrelated texts.
@@ -44,8 +45,18 @@ impl<'v> SearchTerm<'v> {
     }
 }
 
-/// Returns all forms of a value without duplicates.
-pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only }: SearchTerm<'_>) -> Vec<Form> {
+/// Returns all forms of a value without duplicates, also those of the value in other character sets. Of these only whole
+/// ones count.
+pub(super) fn forms(term: SearchTerm<'_>) -> Vec<Form> {
+    let mut forms = Vec::new();
+    add_forms(term, &mut forms);
+    for reading in readings(term.value) {
+        add_forms(SearchTerm { is_whole_only: true, ..SearchTerm::new(&reading) }, &mut forms);
+    }
+    forms
+}
+
+fn add_forms(SearchTerm { value, public, min_partial, is_whole_only }: SearchTerm<'_>, forms: &mut Vec<Form>) {
     let min_len = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
     let raw_min_partial = |length: usize| {
         if let Some(min_partial) = min_partial {
@@ -55,7 +66,6 @@ pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only }: Se
         let secret = length.saturating_sub(public);
         public.saturating_add(secret.div_ceil(2).max(MIN_VALUE))
     };
-    let mut forms: Vec<Form> = Vec::new();
     let mut add = |bytes: Zeroizing<Vec<u8>>, min_partial: usize, prefix_len: usize| {
         let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(bytes.iter().map(|byte| fold(*byte)).collect());
         if bytes.len() >= min_len && forms.iter().all(|form| form.bytes != bytes) {
@@ -84,7 +94,6 @@ pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only }: Se
     let hex = hex(value);
     let min_partial = raw_min_partial(value.len()).saturating_mul(2);
     add(hex, min_partial, PUBLIC_PREFIX.saturating_mul(2));
-    forms
 }
 
 /// Returns the forms of a value in a host name or a field name: in lower case and without dots. Base64 without case is

@@ -39,7 +39,7 @@ pub(super) struct Index {
     /// The forms in names, which have no case.
     pub(super) names: Patterns,
     pub(super) owners: Vec<Owner>,
-    /// The length of the longest value in bytes.
+    /// The length of the longest value in bytes, in any character set.
     pub(super) longest: usize,
     /// The length of the shortest form in bytes.
     pub(super) shortest: usize,

@@ -15,6 +15,7 @@ use super::fold::{begins_escape, fold, without_ignorable};
 use super::index::{Half, Index, Owner, Patterns, ValueOwner};
 use super::mask::mask;
 use super::matches::{Match, Matches};
+use super::readings::readings;
 use super::scanner::Scanner;
 use super::strength::{self, Halves, Strength};
 use super::unescape;
@@ -164,7 +165,9 @@ impl Matcher {
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
         let shortest_part = all.iter().map(|(form, _)| form.min_partial).min().unwrap_or(MIN_VALUE).min(shortest);
-        let longest = distinct.iter().map(|(term, _)| term.value.len()).max().unwrap_or_default();
+        let longest_of =
+            |value: &[u8]| readings(value).iter().map(|reading| reading.len()).max().max(Some(value.len()));
+        let longest = distinct.iter().filter_map(|(term, _)| longest_of(term.value)).max().unwrap_or_default();
         let index = Index {
             patterns: Patterns::new(all),
             names: Patterns::new(names),
@@ -479,6 +482,32 @@ mod tests {
         for text in ["", "sk-live-51H/8xPq+Zz~0 x", "k-live-51H/8xPq+Zz~0 w", "%", "%2", "%zz", "++++", "\\", "&#"] {
             assert!(matcher().find(text.as_bytes()).is_none(), "{text}");
         }
+    }
+
+    /// A server that reads a field as Latin-1 and writes UTF-8, or the reverse, makes other bytes of it.
+    #[test]
+    fn finds_values_in_other_character_sets() {
+        let value = "Schlüssel-7Qz2mXv9-für-Größe";
+        let latin1: Vec<u8> = value.chars().map(|char| u8::try_from(char).unwrap()).collect();
+        let as_latin1: String = value.bytes().map(char::from).collect();
+        let percent: String = latin1.iter().map(|byte| format!("%{byte:02X}")).collect();
+        let string: String = latin1.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+        let json: String = as_latin1.chars().map(|char| format!("\\u{:04x}", u32::from(char))).collect();
+        let engine = base64::engine::general_purpose::STANDARD;
+        let of_utf8: [Vec<u8>; 4] =
+            [as_latin1.clone().into(), engine.encode(&as_latin1).into(), json.into(), engine.encode(&latin1).into()];
+        let of_both: [Vec<u8>; 4] = [latin1.clone(), percent.into(), string.into(), value.into()];
+        for (value, texts) in [(value.as_bytes(), &of_utf8), (value.as_bytes(), &of_both), (&latin1, &of_both)] {
+            let matcher = Matcher::new([(ValueOwner::Token, value)].into_iter());
+            for text in texts {
+                let within = [b"a=", &text[..], b"&"].concat();
+                assert!(matcher.find(&within).is_some(), "{value:?} {:?}", String::from_utf8_lossy(text));
+            }
+            let other = as_latin1.replace('7', "8");
+            assert!(matcher.find(other.as_bytes()).is_none());
+        }
+        let matcher = Matcher::new([(ValueOwner::Token, value.as_bytes())].into_iter());
+        assert!(matcher.lag() >= as_latin1.len() * 6);
     }
 
     /// Apparent escapes in the value itself are decoded together with those around it.

@@ -1,10 +1,10 @@
 //! Finds and redacts credentials in all their encodings. No I/O.
 //!
-//! A value is found in plain form, in base64 and base64url at all three alignments, and in hex (`encodings`). It is
-//! also found across line breaks, and behind percent-encoding, string escapes and HTML references, decoded once and
-//! twice, all families together and each alone (`unescape`, `unescaped_view`, `view`, `views`). Embedded base64
-//! (`embedded`) and lists of numbers (`number_lists`) are decoded and scanned too. [`crate::coding`] decompresses
-//! bodies before the scan.
+//! A value is found in plain form, in base64 and base64url at all three alignments, and in hex (`encodings`), also if
+//! it was transcoded to another character set (`readings`). It is found across line breaks, and behind
+//! percent-encoding, string escapes and HTML references, decoded once and twice, all families together and each alone
+//! (`unescape`, `unescaped_view`, `view`, `views`). Embedded base64 (`embedded`) and lists of numbers (`number_lists`)
+//! are decoded and scanned too. [`crate::coding`] decompresses bodies before the scan.
 //!
 //! The layers, from the outside to the inside:
 //!
@@ -38,6 +38,7 @@ mod matcher;
 mod matches;
 mod number_lists;
 mod prefilter;
+mod readings;
 mod redact;
 mod scanner;
 mod stream;
