@@ -19,8 +19,9 @@
 //! skips a step does not compile. Read `flow/exchange.rs` first.
 //!
 //! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`.
-//! [`tool`] is a client of all this and depends only on `model`.
+//! [`tool`] is a client of all this and depends on none of it but `model` and the connection slots of its own listener.
 
+mod admission;
 pub mod api;
 pub mod audit;
 pub mod cli;

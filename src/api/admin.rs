@@ -16,11 +16,11 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{approvals, executions, secrets};
+use crate::admission::queue::{AcceptQueue, QueueStep};
+use crate::admission::{Admission, Slot};
 use crate::daemon::reload;
 use crate::daemon::reload::{ConfigFile, Reloaded};
 use crate::flow::Services;
-use crate::flow::accept_queue::{AcceptQueue, QueueStep};
-use crate::flow::admission::{Admission, Slot};
 use crate::flow::listener::{Accepted, Listener};
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;

@@ -19,12 +19,12 @@ use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use self::reload::{ConfigFile, Reloaded};
+use crate::admission::Admission;
+use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
 use crate::audit::finds::Finds;
 use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::files;
-use crate::flow::accept_queue::AcceptQueue;
-use crate::flow::admission::Admission;
 use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
 use crate::flow::{Services, accept, webhooks};

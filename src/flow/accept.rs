@@ -12,14 +12,14 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
-use super::accept_queue::{AcceptQueue, QueueStep};
-use super::admission::Slot;
 use super::caller_connections::ConnectionSlots;
 use super::client::Client;
 use super::connection;
 use super::io::{Linger, WriteTimeout};
 use super::listener::{Accepted, Listener, Opened};
 use super::respond;
+use crate::admission::Slot;
+use crate::admission::queue::{AcceptQueue, QueueStep};
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail};
 use crate::policy::plan::Timeouts;

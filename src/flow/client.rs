@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Services;
-use super::admission::Slot;
 use super::caller_connections::ConnectionSlots;
 use super::disconnect::DisconnectWatch;
 use super::io::WriteTimeout;
 use super::listener::Stream;
+use crate::admission::Slot;
 use crate::model::peer::Peer;
 
 /// The socket of a client connection, with a write timeout.

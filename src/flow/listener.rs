@@ -15,8 +15,8 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::admission::Source;
 use super::disconnect::{ClientSocket, DisconnectWatch};
+use crate::admission::Source;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::policy::settings::{ListenAt, Proxy, ProxyTls};

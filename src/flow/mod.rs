@@ -1,8 +1,6 @@
 //! Accepts connections, runs the stages for each request, and responds.
 
 pub mod accept;
-pub(crate) mod accept_queue;
-pub(crate) mod admission;
 pub(crate) mod caller_connections;
 pub(crate) mod client;
 pub(crate) mod connection;

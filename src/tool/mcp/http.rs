@@ -17,20 +17,26 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::guard::Guard;
 use super::server::Server;
 use super::sessions::Sessions;
 use super::{MAX_MESSAGE, McpError};
+use crate::admission::queue::{AcceptQueue, QueueStep};
+use crate::admission::{Admission, Slot};
 use crate::terminal::say;
 
 /// The only path.
 const PATH: &str = "/mcp";
 /// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 64;
+/// Maximum time from the start of a connection to its first request with the token.
+const UNIDENTIFIED_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time that a connection waits while others with the token occupy all places.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a request's head, in bytes.
 const MAX_HEAD: usize = 32_768;
 /// Maximum number of header fields of a request.
@@ -68,7 +74,7 @@ pub(super) async fn serve(server: Server, guard: Guard, address: SocketAddr) -> 
     };
     let stop = CancellationToken::new();
     let listening = Arc::new(Listening::new(server.clone(), guard, address, stop.clone()));
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = TaskTracker::new();
     say(format_args!("exeat-tools: MCP at http://{address}{PATH}"));
     tokio::select! {
         () = accept(&listener, &listening, &connections) => {}
@@ -78,22 +84,28 @@ pub(super) async fn serve(server: Server, guard: Guard, address: SocketAddr) -> 
     listening.drain.cancel();
     let _ = timeout(SHUTDOWN_TIMEOUT, server.wait_until_idle()).await;
     stop.cancel();
-    let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
-    let _ = timeout(SHUTDOWN_TIMEOUT, connections.acquire_many(all)).await;
+    connections.close();
+    let _ = timeout(SHUTDOWN_TIMEOUT, connections.wait()).await;
     Ok(())
 }
 
-async fn accept(listener: &TcpListener, listening: &Arc<Listening>, connections: &Arc<Semaphore>) {
+/// Accepts connections. Those without the token cannot keep out others, as at the listeners of the proxy.
+async fn accept(listener: &TcpListener, listening: &Arc<Listening>, connections: &TaskTracker) {
+    let admission = Arc::new(Admission::new(MAX_CONNECTIONS, UNIDENTIFIED_TIMEOUT));
+    let queue = AcceptQueue::new(admission).with_timeout(WAIT_TIMEOUT);
     loop {
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let listening = listening.clone();
-                tokio::spawn(async move {
-                    listening.converse(stream).await;
-                    drop(permit);
-                });
+        let accepted = tokio::select! {
+            biased;
+            step = queue.next() => {
+                if let QueueStep::Serve(stream, slot) = step {
+                    connections.spawn(listening.clone().converse(stream, slot));
+                }
+                continue;
             }
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => queue.enqueue(peer.ip().into(), stream),
             // Too many open files, for example.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
@@ -113,11 +125,11 @@ impl Listening {
         Self { guard, service, drain: CancellationToken::new() }
     }
 
-    async fn converse(self: Arc<Self>, stream: TcpStream) {
+    async fn converse(self: Arc<Self>, stream: TcpStream, slot: Slot) {
         let _ = stream.set_nodelay(true);
         let service = service_fn(|request| {
-            let own = self.clone();
-            async move { Ok::<_, Infallible>(own.answer(request).await) }
+            let (own, slot) = (self.clone(), &slot);
+            async move { Ok::<_, Infallible>(own.answer(request, slot).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -128,6 +140,8 @@ impl Listening {
         let mut connection = std::pin::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
+            () = slot.evicted() => return,
+            () = slot.overdue() => return,
             () = self.drain.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
@@ -138,7 +152,7 @@ impl Listening {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Reply {
+    async fn answer(&self, request: Request<Incoming>, slot: &Slot) -> Reply {
         if request.uri().path() != PATH {
             return words(StatusCode::NOT_FOUND, "it is at /mcp\n");
         }
@@ -146,6 +160,9 @@ impl Listening {
             let mut reply = words(StatusCode::UNAUTHORIZED, "the bearer token is missing or wrong\n");
             reply.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return reply;
+        }
+        if !slot.identify() {
+            return words(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n");
         }
         let (mut head, body) = request.into_parts();
         // The SDK keeps the head and does not need the token.

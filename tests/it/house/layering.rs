@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
+    ("admission", &[]),
     ("files", &[]),
     ("group_commit", &[]),
     ("terminal", &[]),
@@ -17,11 +18,11 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ("audit", &["model", "leak", "files", "group_commit"]),
     ("ledger", &["model", "files", "group_commit"]),
     ("stages", &["model", "coding", "leak", "policy", "tls", "audit", "ledger"]),
-    ("flow", &["model", "policy", "tls", "audit", "ledger", "stages", "files"]),
-    ("api", &["model", "policy", "vault", "audit", "ledger", "flow", "daemon", "files"]),
-    ("daemon", &["model", "policy", "vault", "tls", "audit", "ledger", "stages", "flow", "api", "files"]),
+    ("flow", &["model", "policy", "tls", "audit", "ledger", "stages", "files", "admission"]),
+    ("api", &["model", "policy", "vault", "audit", "ledger", "flow", "daemon", "files", "admission"]),
+    ("daemon", &["model", "policy", "vault", "tls", "audit", "ledger", "stages", "flow", "api", "files", "admission"]),
     ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "daemon", "files", "terminal"]),
-    ("tool", &["model", "terminal"]),
+    ("tool", &["model", "terminal", "admission"]),
 ];
 
 #[test]

@@ -555,6 +555,35 @@ async fn a_session_over_http() {
     assert_eq!(origin.seen().len(), 2);
 }
 
+/// Connections without the token cannot keep out a client that has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_do_not_occupy_the_server() {
+    let (lab, _) = lab().await;
+    let served = Served::start(&proxy_of(&lab), &[]).await;
+    let start = Instant::now();
+    let session = served.session().await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        let mut stream = served.stream().await;
+        // A part of a request is no better than nothing.
+        stream.write_all(b"POST /mcp HTTP/1.1\r\nHost: ").await.unwrap();
+        silent.push(stream);
+    }
+    for id in 0..10 {
+        let list = json!({"jsonrpc": "2.0", "id": id, "method": "tools/list", "params": {}});
+        let (reply, answer) = timeout(TIMEOUT, served.post(Some(&session), &list)).await.expect("the server answers");
+        assert_eq!((reply.status.as_u16(), answer["id"].as_u64()), (200, Some(id)), "{reply:?}");
+        let mut stream = served.stream().await;
+        stream.write_all(b"GET /mcp HTTP/1.1\r\nHost: x\r\n\r\nGET ").await.unwrap();
+        silent.push(stream);
+    }
+    // They also end on their own.
+    for mut stream in silent {
+        let _ = timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.expect("the connection ends");
+    }
+    assert!(start.elapsed() < TIMEOUT, "{:?}", start.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_may_end_before_the_server_does() {
     let (lab, origin) = lab().await;

@@ -3,6 +3,8 @@
 //! Any peer can open unidentified connections cheaply. They therefore share a fifth of the slots, have a limited
 //! lifetime, and are evicted for newer ones.
 
+pub(crate) mod queue;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout_at};
 
-use super::admission::{Admission, Full, Slot, Source};
+use super::{Admission, Full, Slot, Source};
 
 /// Bounds of the number of waiting connections, which is otherwise the number of free slots. The lower bound leaves
 /// room for connections that wait for an evicted one to end.
