@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::line::Event;
-use super::sink::{Announce, Sink};
+use super::sink::{Announce, Keep, Sink};
 use super::timestamp;
 
 /// The line for an entry of the shared ledger that no proxy wrote, or that was moved.
@@ -29,6 +29,6 @@ impl LedgerAlarm<'_> {
             entry: &'l LedgerAlarm<'l>,
         }
         let alarm = "an entry of the ledger does not verify";
-        sink.write(&Line { ts: timestamp::now(), event: Event::Alarm, alarm, entry: self }, Announce::No);
+        sink.write(&Line { ts: timestamp::now(), event: Event::Alarm, alarm, entry: self }, Announce::No, Keep::Line);
     }
 }

@@ -107,6 +107,8 @@ pub enum Event {
     CutFound,
     /// A request was allowed and is about to be sent.
     Decided,
+    /// A name is about to be looked up that the execution has not looked up before.
+    LookedUp,
     /// Lines could not be written.
     Lost,
     /// The log was opened or rotated.
@@ -131,6 +133,7 @@ impl Event {
             Self::Closed => "closed",
             Self::CutFound => "cut_found",
             Self::Decided => "decided",
+            Self::LookedUp => "looked_up",
             Self::Lost => "lost",
             Self::Opened => "opened",
             Self::Recovered => "recovered",
@@ -233,8 +236,8 @@ mod tests {
 
     #[test]
     fn events_and_verdicts_have_the_texts_of_the_log() {
-        use Event::{Alarm, Approval, Closed, CutFound, Decided, Lost, Opened, Recovered, Refused};
-        for event in [Alarm, Approval, Closed, CutFound, Decided, Lost, Opened, Recovered, Refused] {
+        use Event::{Alarm, Approval, Closed, CutFound, Decided, LookedUp, Lost, Opened, Recovered, Refused};
+        for event in [Alarm, Approval, Closed, CutFound, Decided, LookedUp, Lost, Opened, Recovered, Refused] {
             assert_eq!(serde_json::to_value(event).unwrap(), event.as_str());
         }
         use LineVerdict::{Abandoned, Allow, Counted, Deny, Fail};

@@ -14,7 +14,7 @@ use super::finds::{FindReporter, Finds};
 use super::flood::{self, Source};
 use super::line::{Event, Line, LineVerdict};
 use super::progress::TransferCounts;
-use super::sink::{Announce, Sink, SinkError};
+use super::sink::{Announce, Keep, Sink, SinkError};
 use super::timestamp;
 use crate::files;
 use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
@@ -512,6 +512,18 @@ impl Record {
         Err(Fail::AuditUnavailable.into())
     }
 
+    /// Writes that the name of the destination is about to be looked up, and waits until it has been written. The query
+    /// leaves whatever becomes of the request.
+    ///
+    /// # Errors
+    /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may leave.
+    pub async fn write_lookup(&self) -> Verdict<()> {
+        let Line { id, task, execution, peer, scheme, host, port, .. } = self.line.clone();
+        let (ts, event) = (timestamp::now(), Event::LookedUp);
+        let line = Line { ts, id, event, task, execution, peer, scheme, host, port, ..Line::default() };
+        self.sink.write_and_wait(&line).await.map_err(|SinkError| Fail::AuditUnavailable.into())
+    }
+
     /// Returns whether `decided` was written or queued: the call was admitted, and a second line closes it.
     #[must_use]
     pub fn is_decided(&self) -> bool {
@@ -675,7 +687,8 @@ impl Drop for Record {
             (None, Some(_), Some(_)) => Announce::Record,
             (None, ..) => Announce::No,
         };
-        self.sink.write(&line, told);
+        let keep = if decided || self.always_written { Keep::Line } else { Keep::Count };
+        self.sink.write(&line, told, keep);
         if decided {
             self.sink.closed();
         }

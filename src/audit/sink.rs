@@ -27,6 +27,15 @@ const MAX_QUEUED: usize = 2 * MAX_WAITING;
 const HEAD_LAG: Duration = Duration::from_millis(100);
 /// How long a caller waits for a write before the sink counts as broken.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long lines that could not be written wait until they are tried again, if nothing else is written.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The disk space that is kept allocated behind the log's end, in bytes: enough for the lines of thousands of requests in
+/// flight. Without it, a full disk would lose them if the daemon were killed.
+const RESERVE: u64 = 4 * 1024 * 1024;
+/// The space that is allocated at once.
+const RESERVE_STEP: u64 = 1024 * 1024;
+/// The maximum total length of lines that wait for space, in bytes.
+const MAX_DEFERRED: usize = 16 * 1024 * 1024;
 /// The number of bytes at the log's end that are read at startup.
 const MAX_TAIL: u64 = 4 * 1024 * 1024;
 
@@ -78,10 +87,20 @@ pub(super) enum Announce {
     Record,
 }
 
+/// Whether a line may be given up when the log cannot be written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// It waits until it can be written: something has happened that the log must show.
+    Line,
+    /// It is counted as lost: nothing has left.
+    Count,
+}
+
 struct Entry {
     /// The line. Empty for a flush request.
     json: String,
     announce: Announce,
+    keep: Keep,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
@@ -119,6 +138,8 @@ impl Sink {
             lost: lost.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
+            deferred: Vec::new(),
+            retry_due: None,
         };
         let lines = GroupCommit::start("audit", writer)?;
         Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
@@ -150,11 +171,11 @@ impl Sink {
     }
 
     /// Queues a line without waiting.
-    pub(super) fn write(&self, line: &impl Serialize, announce: Announce) {
+    pub(super) fn write(&self, line: &impl Serialize, announce: Announce, keep: Keep) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.add(Entry { json, announce, written: None }).is_ok());
+                .is_ok_and(|json| self.lines.add(Entry { json, announce, keep, written: None }).is_ok());
         if handed_over {
             self.lines.commit();
         } else {
@@ -183,7 +204,8 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.add(Entry { json, announce: Announce::No, written: Some(written) }).is_err() {
+        let entry = Entry { json, announce: Announce::No, keep: Keep::Count, written: Some(written) };
+        if self.lines.add(entry).is_err() {
             // The thread has ended, so no line can be written any more.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
@@ -204,6 +226,10 @@ struct LineWriter {
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
+    /// Lines that could not be written, to be written before any others.
+    deferred: Vec<Entry>,
+    /// When they are tried again.
+    retry_due: Option<Instant>,
 }
 
 impl GroupWriter for LineWriter {
@@ -216,25 +242,117 @@ impl GroupWriter for LineWriter {
         if asks {
             counted.extend(self.flood.counted());
         }
-        let (group, done) = self.write_all(group, counted);
+        let written = self.write_all(group, counted);
         self.waiting.fetch_sub(taken, Ordering::Relaxed);
         if asks {
             let _ = self.writer.write_head();
         }
-        let (mut lines, mut is_bill) = (Vec::new(), false);
-        for entry in group {
-            if let Some(written) = entry.written {
-                // The caller may have been dropped; the line stays written.
-                let _ = written.send(done);
-            }
-            is_bill |= entry.announce == Announce::Bill;
-            if entry.announce != Announce::No {
-                lines.push(entry.json);
+        self.announce(written, may_block);
+    }
+
+    fn is_quick(&self) -> bool {
+        self.announcements.capacity() > 0 && self.writer.is_quick()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.flood.next_end().into_iter().chain(self.writer.head_due).chain(self.retry_due).min()
+    }
+
+    fn on_due(&mut self) {
+        let now = Instant::now();
+        let counted = self.flood.ended(now);
+        if !counted.is_empty() || self.retry_due.is_some_and(|due| due <= now) {
+            let written = self.write_all(Vec::new(), counted);
+            self.announce(written, true);
+        }
+        if self.writer.head_due.is_some_and(|due| due <= now) {
+            let _ = self.writer.write_head();
+        }
+    }
+
+    fn end(&mut self) {
+        // Nobody receives announcements any more; the next start reads the lines from the log.
+        let _ = self.write_all(Vec::new(), self.flood.counted());
+        let _ = self.writer.write_head();
+    }
+}
+
+impl LineWriter {
+    /// Writes a group of lines after the deferred ones, with counts and the number of lost lines. Returns the lines that
+    /// were written.
+    ///
+    /// On a full disk only lines to be kept are written, into the reserve, and the log counts as unhealthy.
+    fn write_all(&mut self, group: Vec<Entry>, counted: Vec<Counted>) -> Vec<Entry> {
+        let unwritten = self.lost.swap(0, Ordering::Relaxed);
+        let own: Vec<_> =
+            counted.iter().map(Counted::json).chain((unwritten > 0).then(|| note_lost(unwritten))).collect();
+        let mut lines = std::mem::take(&mut self.deferred);
+        lines.extend(group);
+        let length = lines.iter().map(|entry| entry.json.len()).chain(own.iter().map(String::len)).sum();
+        let has_space = self.writer.reserve(length);
+        let (mut kept, refused): (Vec<_>, Vec<_>) =
+            lines.into_iter().partition(|entry| has_space || entry.keep == Keep::Line);
+        let of_callers = kept.len();
+        let own = own.into_iter().filter(|_| has_space);
+        kept.extend(own.map(|json| Entry { json, announce: Announce::No, keep: Keep::Count, written: None }));
+        let done = self.writer.write_group(&kept);
+        let is_complete = has_space && done.is_ok();
+        // An empty write does not show whether the log is healthy.
+        if kept.iter().chain(&refused).any(|entry| !entry.json.is_empty()) {
+            let was_healthy = self.healthy.swap(is_complete, Ordering::Relaxed);
+            match &done {
+                Err(error) if was_healthy => {
+                    tracing::error!(%error, "the audit log cannot be written; requests are refused");
+                }
+                Ok(()) if was_healthy && !has_space => {
+                    tracing::error!("the disk of the audit log is full; requests are refused");
+                }
+                Ok(()) if !was_healthy && has_space => tracing::info!("the audit log can be written again"),
+                Ok(()) | Err(_) => {}
             }
         }
+        if !is_complete {
+            self.lost.fetch_add(unwritten, Ordering::Relaxed);
+            self.flood.put_back(counted, Instant::now());
+        }
+        kept.truncate(of_callers);
+        if done.is_err() {
+            self.defer(kept.into_iter().chain(refused));
+            return Vec::new();
+        }
+        self.defer(refused.into_iter());
+        for written in kept.iter_mut().filter_map(|entry| entry.written.take()) {
+            // The caller may have been dropped; the line stays written.
+            let _ = written.send(Ok(()));
+        }
+        kept
+    }
+
+    /// Keeps lines that could not be written, or counts them as lost, and tells those who wait for them.
+    fn defer(&mut self, failed: impl Iterator<Item = Entry>) {
+        let mut left = self.deferred.iter().fold(MAX_DEFERRED, |left, entry| left.saturating_sub(entry.json.len()));
+        for entry in failed {
+            match entry.written {
+                Some(written) => drop(written.send(Err(SinkError))),
+                None if entry.keep == Keep::Line && entry.json.len() <= left => {
+                    left = left.saturating_sub(entry.json.len());
+                    self.deferred.push(entry);
+                }
+                None => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
+        let waits = !self.deferred.is_empty() || self.lost.load(Ordering::Relaxed) > 0;
+        self.retry_due = waits.then(|| Instant::now().checked_add(RETRY_INTERVAL)).flatten();
+    }
+
+    /// Announces written lines.
+    fn announce(&self, written: Vec<Entry>, may_block: bool) {
+        let is_bill = written.iter().any(|entry| entry.announce == Announce::Bill);
+        let lines: Vec<_> =
+            written.into_iter().filter(|entry| entry.announce != Announce::No).map(|entry| entry.json).collect();
         // Calls are refused for as long as the ledger is unavailable. Their records must not block the log.
         let has_room = self.announcements.capacity() > self.announcements.max_capacity() / 2;
-        if done.is_ok() && !lines.is_empty() && (is_bill || has_room) {
+        if !lines.is_empty() && (is_bill || has_room) {
             // Nobody receives during shutdown; the next start reads these lines from the log.
             let written = Written { lines, mac: self.writer.head.mac.clone() };
             let _ = if may_block {
@@ -244,53 +362,6 @@ impl GroupWriter for LineWriter {
                 self.announcements.try_send(written).is_ok()
             };
         }
-    }
-
-    fn is_quick(&self) -> bool {
-        self.announcements.capacity() > 0 && self.writer.is_quick()
-    }
-
-    fn due(&self) -> Option<Instant> {
-        self.flood.next_end().into_iter().chain(self.writer.head_due).min()
-    }
-
-    fn on_due(&mut self) {
-        let now = Instant::now();
-        let counted = self.flood.ended(now);
-        if !counted.is_empty() {
-            let _ = self.write_all(Vec::new(), counted);
-        }
-        if self.writer.head_due.is_some_and(|due| due <= now) {
-            let _ = self.writer.write_head();
-        }
-    }
-
-    fn end(&mut self) {
-        let _ = self.write_all(Vec::new(), self.flood.counted());
-        let _ = self.writer.write_head();
-    }
-}
-
-impl LineWriter {
-    /// Writes a group of lines, with counts and the number of lost lines.
-    fn write_all(&mut self, mut group: Vec<Entry>, counted: Vec<Counted>) -> (Vec<Entry>, Result<(), SinkError>) {
-        let not_awaited = group.iter().filter(|entry| entry.written.is_none()).count();
-        let unwritten = self.lost.swap(0, Ordering::Relaxed);
-        let lost = (unwritten > 0).then(|| note_lost(unwritten));
-        let ours = counted.iter().map(Counted::json).chain(lost);
-        group.extend(ours.map(|json| Entry { json, announce: Announce::No, written: None }));
-        let done = self.writer.write_group(&group);
-        // An empty write does not show whether the log is healthy.
-        if group.iter().any(|entry| !entry.json.is_empty()) {
-            self.healthy.store(done.is_ok(), Ordering::Relaxed);
-        }
-        if let Err(error) = &done {
-            tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
-            // Waiting callers get the error; other lines are counted as lost.
-            self.lost.fetch_add(unwritten.saturating_add(not_awaited), Ordering::Relaxed);
-            self.flood.put_back(counted, Instant::now());
-        }
-        (group, done.map_err(|_| SinkError))
     }
 }
 
@@ -312,6 +383,21 @@ struct Writer {
     fragment_hash: Option<String>,
     /// A failed write has left bytes after `size`.
     has_remainder: bool,
+    /// The end of the disk space that is allocated for the log, as an offset in it. It is the largest number if the file
+    /// system cannot allocate space behind a file's end.
+    reserved_to: u64,
+    allocate: Allocate,
+}
+
+/// Allocates disk space for a range of a file without changing the file's size.
+type Allocate = fn(&File, u64, u64) -> io::Result<()>;
+
+fn allocate(log: &File, from: u64, length: u64) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(log, rustix::fs::FallocateFlags::KEEP_SIZE, from, length)?)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The audit chain head as last persisted.
@@ -342,6 +428,8 @@ impl Writer {
             has_head_failed: false,
             fragment_hash: None,
             has_remainder: false,
+            reserved_to: 0,
+            allocate,
         };
         let stored = writer.stored_head(had_key)?;
         match writer.place.path.clone() {
@@ -484,6 +572,34 @@ impl Writer {
         if self.log.is_none() || self.since_head >= MAX_TAIL / 4 { self.write_head() } else { Ok(()) }
     }
 
+    /// Keeps disk space allocated for lines of this length, and for those that are due when the disk is full. Returns
+    /// false if it is full.
+    fn reserve(&mut self, length: usize) -> bool {
+        let Some(log) = &self.log else { return true };
+        let needed = self.size.saturating_add(length as u64).saturating_add(RESERVE);
+        if needed <= self.reserved_to {
+            return true;
+        }
+        let end = needed.saturating_add(RESERVE_STEP);
+        match (self.allocate)(log, self.size, end.saturating_sub(self.size)) {
+            Ok(()) => self.reserved_to = end,
+            Err(error) if is_full(&error) => return false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The write shows whether there is space.
+            Err(_) => self.reserved_to = u64::MAX,
+        }
+        true
+    }
+
+    /// Gives back the space that is allocated behind the end of a log that has been rotated.
+    fn release_reserve(&mut self) {
+        // Bytes of somebody else stay as they are, for `verify`.
+        let is_ours = |log: &&File| log.metadata().is_ok_and(|found| found.len() == self.size);
+        if let Some(log) = self.log.as_ref().filter(is_ours) {
+            let _ = log.set_len(self.size);
+        }
+    }
+
     /// Returns true if the next group goes to the page cache only, without a rotation.
     fn is_quick(&self) -> bool {
         self.log.is_some() && !self.place.synced && self.size < self.place.rotate_bytes
@@ -500,6 +616,7 @@ impl Writer {
             // Remove the partial output of the failed group. If that fails too, the next line that can be
             // written reports the fragment.
             self.has_remainder = log.set_len(self.size).is_err();
+            self.reserved_to = self.size;
             return Err(error);
         }
         self.size = self.size.saturating_add(bytes.len() as u64);
@@ -547,6 +664,13 @@ impl Writer {
         let new_file = new_file(&path);
         let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &new_file)?;
         log.set_len(0)?;
+        let reserved_to = RESERVE.saturating_add(RESERVE_STEP);
+        let reserved_to = match (self.allocate)(&log, 0, reserved_to) {
+            Ok(()) => reserved_to,
+            // The old file has a reserve.
+            Err(error) if is_full(&error) => return Err(error),
+            Err(_) => 0,
+        };
         log.write_all(line.as_bytes())?;
         log.sync_all()?;
         let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
@@ -556,8 +680,10 @@ impl Writer {
             fs::rename(&aside, &path)?;
             return Err(error);
         }
+        self.release_reserve();
         self.log = Some(log);
         self.size = line.len() as u64;
+        self.reserved_to = reserved_to;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
         self.head_due = Some(Instant::now());
         self.write_head()
@@ -657,7 +783,7 @@ mod tests {
         let (announcements, mut written) = tokio::sync::mpsc::channel(2);
         let (sink, _) = Sink::open(place, key, true, announcements).unwrap();
         for n in 0..20 {
-            sink.write(&serde_json::json!({ "n": n }), Announce::Record);
+            sink.write(&serde_json::json!({ "n": n }), Announce::Record, Keep::Count);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         // Each group is announced before the next is written.
@@ -666,7 +792,7 @@ mod tests {
         assert_eq!((first.lines, written.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
         // Announcements of lines with a cost wait.
         for n in 0..2 {
-            sink.write(&serde_json::json!({ "cost": n }), Announce::Bill);
+            sink.write(&serde_json::json!({ "cost": n }), Announce::Bill, Keep::Line);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         assert_eq!(sink.flush().await, Ok(()));
@@ -692,7 +818,7 @@ mod tests {
         });
         is_blocked.recv().unwrap();
         for _ in 0..MAX_QUEUED + 10 {
-            sink.write(&"line", Announce::No);
+            sink.write(&"line", Announce::No, Keep::Count);
         }
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
         assert_eq!(sink.waiting.load(Ordering::Relaxed), MAX_QUEUED);
@@ -838,6 +964,99 @@ mod tests {
         }
     }
 
+    fn line_writer(writer: Writer) -> LineWriter {
+        LineWriter {
+            announcements: tokio::sync::mpsc::channel(4).0,
+            writer,
+            waiting: Arc::default(),
+            lost: Arc::default(),
+            flood: Arc::new(Flood::new(50)),
+            healthy: Arc::new(AtomicBool::new(true)),
+            deferred: Vec::new(),
+            retry_due: None,
+        }
+    }
+
+    fn entry(n: usize, keep: Keep) -> Entry {
+        Entry { json: format!("{{\"n\":{n}}}"), announce: Announce::Bill, keep, written: None }
+    }
+
+    fn jsons(entries: &[Entry]) -> Vec<&str> {
+        entries.iter().map(|entry| entry.json.as_str()).collect()
+    }
+
+    /// The lines of what has happened are written into the reserve. Nothing is admitted until there is space again.
+    #[tokio::test]
+    async fn a_full_disk_loses_only_refusals() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let log = place.path.clone().unwrap();
+        let mut lines = line_writer(Writer::open(place, key, false).unwrap());
+        lines.writer.allocate = |_, _, _| Err(io::ErrorKind::StorageFull.into());
+        let (written, mut answer) = oneshot::channel();
+        let decided = Entry { written: Some(written), ..entry(2, Keep::Count) };
+        let group = vec![entry(1, Keep::Line), decided, entry(3, Keep::Count), entry(4, Keep::Line)];
+        assert_eq!(jsons(&lines.write_all(group, Vec::new())), ["{\"n\":1}", "{\"n\":4}"]);
+        assert_eq!(answer.try_recv().unwrap(), Err(SinkError));
+        assert!(!lines.healthy.load(Ordering::Relaxed) && lines.due() <= Instant::now().checked_add(RETRY_INTERVAL));
+        // The disk is full for the counts, too, and for a rotation.
+        lines.writer.place.rotate_bytes = 1;
+        lines.write_all(vec![entry(5, Keep::Line)], Vec::new());
+        let text = fs::read_to_string(&log).unwrap();
+        assert!(text.contains("\"n\":5") && !text.contains("lost") && !text.contains("\"n\":3"), "{text}");
+        lines.writer.allocate = |_, _, _| Ok(());
+        lines.retry_due = Some(Instant::now());
+        lines.on_due();
+        let text = fs::read_to_string(&log).unwrap();
+        assert!(lines.healthy.load(Ordering::Relaxed) && text.contains("\"lines\":1,"), "{text}");
+        assert_eq!(lines.retry_due, None);
+    }
+
+    /// Without a reserve, they wait in memory.
+    #[tokio::test]
+    async fn lines_to_keep_wait_until_they_can_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let log = place.path.clone().unwrap();
+        let mut lines = line_writer(Writer::open(place, key, false).unwrap());
+        let good = lines.writer.log.replace(File::open(&log).unwrap());
+        for n in 0..3 {
+            assert!(lines.write_all(vec![entry(n, Keep::Line), entry(9, Keep::Count)], Vec::new()).is_empty());
+        }
+        assert!(!lines.healthy.load(Ordering::Relaxed));
+        let large = Entry { json: " ".repeat(MAX_DEFERRED), ..entry(0, Keep::Line) };
+        lines.write_all(vec![large], Vec::new());
+        assert_eq!((lines.deferred.len(), lines.lost.load(Ordering::Relaxed)), (3, 4));
+        lines.writer.log = good;
+        // They are billed only now.
+        let written = lines.write_all(vec![entry(3, Keep::Line)], Vec::new());
+        assert_eq!(jsons(&written), ["{\"n\":0}", "{\"n\":1}", "{\"n\":2}", "{\"n\":3}"]);
+        assert!(lines.healthy.load(Ordering::Relaxed) && lines.deferred.is_empty());
+        let text = fs::read_to_string(&log).unwrap();
+        assert!(text.contains("\"lines\":4,"), "{text}");
+    }
+
+    /// The space is allocated behind the end of the current file only.
+    #[test]
+    fn disk_space_is_reserved_behind_the_log() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let log = place.path.clone().unwrap();
+        let allocated = |path: &Path| fs::metadata(path).unwrap().blocks().saturating_mul(512);
+        let mut lines = line_writer(Writer::open(place, key, false).unwrap());
+        lines.write_all(vec![entry(1, Keep::Line)], Vec::new());
+        if lines.writer.reserved_to == u64::MAX {
+            eprintln!("the file system of {} cannot allocate space behind a file's end", log.display());
+            return;
+        }
+        assert!(allocated(&log) >= RESERVE && fs::metadata(&log).unwrap().len() < 1000);
+        lines.writer.rotate().unwrap();
+        assert!(allocated(&log) >= RESERVE && allocated(&with_suffix(&log, "000001")) < RESERVE);
+        lines.write_all(vec![entry(2, Keep::Line)], Vec::new());
+        assert!(fs::read_to_string(&log).unwrap().ends_with("\"}\n"), "it is not part of the file");
+    }
+
     #[test]
     fn counts_that_cannot_be_written_are_kept() {
         let dir = tempfile::tempdir().unwrap();
@@ -846,20 +1065,13 @@ mod tests {
         let mut writer = Writer::open(place, key, false).unwrap();
         // Every write to this file fails.
         writer.log = Some(File::open(path).unwrap());
-        let flood = Arc::new(Flood::new(50));
-        let mut lines = LineWriter {
-            announcements: tokio::sync::mpsc::channel(1).0,
-            writer,
-            waiting: Arc::default(),
-            lost: Arc::default(),
-            flood: flood.clone(),
-            healthy: Arc::default(),
-        };
+        let mut lines = line_writer(writer);
+        let flood = lines.flood.clone();
         let now = Instant::now();
         assert_eq!((0..60).filter(|_| flood.admits(SOURCE, "x", now)).count(), 50);
         for _ in 0..3 {
-            let (_, done) = lines.write_all(Vec::new(), flood.counted());
-            assert_eq!(done, Err(SinkError));
+            let written = lines.write_all(Vec::new(), flood.counted());
+            assert!(written.is_empty() && !lines.healthy.load(Ordering::Relaxed));
         }
         assert!(flood.counted()[0].json().contains("\"count\":10,"));
         assert_eq!(lines.lost.load(Ordering::Relaxed), 0);

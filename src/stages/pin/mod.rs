@@ -170,7 +170,7 @@ impl Resolver {
     /// execution or in total.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
         record.can_be_written().await?;
-        self.check_name(policy, admitted, record)?;
+        self.check_name(policy, admitted, record).await?;
         let execution = Some(admitted.caller().execution());
         let addresses = self.addresses(policy, admitted.target().host(), execution).await?;
         let port = admitted.target().port();
@@ -220,9 +220,9 @@ impl Resolver {
         Ok(addresses)
     }
 
-    /// Checks whether the execution may look up the name. A new name is always logged, whatever the outcome of the
-    /// request.
-    fn check_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
+    /// Checks whether the execution may look up the name. A new name is logged first, whatever the outcome of the request:
+    /// a tunnel has no other line before its first request or its end.
+    async fn check_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
         let Host::Name(name) = admitted.target().host() else { return Ok(()) };
         if policy.hosts_override(name).is_some() {
             return Ok(());
@@ -230,8 +230,11 @@ impl Resolver {
         match self.names.record(admitted.caller().execution(), name, Instant::now()) {
             Ok(Seen::Before) => Ok(()),
             Ok(Seen::Never) => {
-                record.keep_line();
-                Ok(())
+                let written = record.write_lookup().await;
+                if written.is_err() {
+                    self.names.forget(admitted.caller().execution(), name);
+                }
+                written
             }
             Err(wait) => {
                 let (limit, within) = (self.names.per_minute().into(), LimitScope::Time(NameQuota::window()));

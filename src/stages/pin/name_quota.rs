@@ -73,6 +73,16 @@ impl NameQuota {
         let asked = shard.executions.entry(execution.clone()).or_insert_with(|| KnownNames::new(now));
         asked.record(self.shards.hash(name), self.per_minute, now)
     }
+
+    /// Makes a name new again, because it was not looked up. It stays counted.
+    pub(crate) fn forget(&self, execution: &ExecutionId, name: &HostName) {
+        let mut shard = self.shards.lock(execution);
+        if let Some(asked) = shard.executions.get_mut(execution) {
+            let name = self.shards.hash(name);
+            asked.recent.remove(&name);
+            asked.older.remove(&name);
+        }
+    }
 }
 
 impl Shard {

@@ -233,9 +233,14 @@ async fn every_resolved_name_and_every_tunnel_is_logged() {
     let start = std::time::Instant::now();
     loop {
         let lines = lab.audit().await;
-        let of = |host: &str| lines.iter().filter(|line| line["host"] == host).count();
-        let names = (0..60).map(|n| (name(n), if n < 20 { 2 } else { 1 }));
-        let names = names.chain((0..20).map(|n| (format!("none{n}.zone.test"), 1)));
+        let lookups = lab.lookups().await;
+        let of = |(host, is_lookup): &(String, bool)| {
+            let lines = if *is_lookup { &lookups } else { &lines };
+            lines.iter().filter(|line| line["host"] == **host).count()
+        };
+        let tunnels = (0..60).map(|n| ((name(n), false), if n < 20 { 2 } else { 1 }));
+        let looked_up = (0..60).map(name).chain((0..20).map(|n| format!("none{n}.zone.test")));
+        let names = tunnels.chain(looked_up.map(|name| ((name, true), 1)));
         let missing: Vec<_> = names.filter(|(name, want)| of(name) != *want).collect();
         if missing.is_empty() {
             break;
@@ -245,6 +250,24 @@ async fn every_resolved_name_and_every_tunnel_is_logged() {
     }
     let lines = lab.audit().await;
     assert!(lines.iter().filter(|line| line["host"] == "elsewhere.test").count() < 20, "others are still counted");
+}
+
+/// A kill loses the line of a tunnel without requests, but not the name that was looked up for it.
+#[tokio::test]
+async fn a_name_is_logged_before_it_is_looked_up() {
+    let (lab, origin) = lab("[plans.p]", 1).await;
+    let to = format!("{}:{}", name(0), origin.port());
+    let open = [lab.tunnel(&to).await, lab.tunnel(&to).await];
+    let lines = lab.lookups().await;
+    let [line] = &lines[..] else { panic!("the execution has looked it up once: {lines:#?}") };
+    assert!(lab.audit().await.is_empty(), "the tunnels are open");
+    assert_eq!(
+        (line["event"].as_str(), line["host"].as_str(), line["port"].as_u64(), line["task"].as_str()),
+        (Some("looked_up"), Some(&*name(0)), Some(origin.port().into()), Some("t"))
+    );
+    assert!(line["id"].is_string() && line["peer"].is_string() && line["verdict"].is_null(), "{line}");
+    drop(open);
+    assert_eq!(lab.ended(0).await["host"], name(0));
 }
 
 /// The log is written to a pipe whose reader has gone.

@@ -160,7 +160,14 @@ impl Lab {
     /// Returns the audit lines of exchanges written so far.
     pub async fn audit(&self) -> Vec<Value> {
         let mut lines = self.log().await;
-        lines.retain(|line| line["event"] != "opened" && line["event"] != "approval");
+        lines.retain(|line| !["opened", "approval", "looked_up"].iter().any(|event| line["event"] == **event));
+        lines
+    }
+
+    /// Returns the audit lines of names that were looked up so far.
+    pub async fn lookups(&self) -> Vec<Value> {
+        let mut lines = self.log().await;
+        lines.retain(|line| line["event"] == "looked_up");
         lines
     }
 

@@ -22,13 +22,14 @@ use crate::operation::cli::{Served, exeat, output, text};
 /// The number of concurrent requests.
 const WORKERS: usize = 6;
 
-struct Place {
-    builder: LabBuilder,
-    origin: Origin,
+/// A configuration with an origin, a task and a credential, for daemons that are started again and again.
+pub(super) struct Place {
+    pub(super) builder: LabBuilder,
+    pub(super) origin: Origin,
 }
 
 impl Place {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let builder = LabBuilder::new().await;
         let origin = builder.origin("api.test").await;
         let config = builder.config(&format!(
@@ -42,24 +43,24 @@ impl Place {
         Self { builder, origin }
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(super) fn command(&self, args: &[&str]) -> Command {
         let mut command = exeat(self.builder.dir.path(), args);
         command.env("KEY", KEY);
         command
     }
 
-    fn serve(&self) -> Served {
+    pub(super) fn serve(&self) -> Served {
         let served = Served::start(self.command(&["serve", "-c", "e.toml"]));
         assert!(served.ready.contains("ready; proxy on"), "{}{}", served.stderr(), served.ready);
         served
     }
 
     /// Returns the state directory.
-    fn state(&self) -> std::path::PathBuf {
+    pub(super) fn state(&self) -> std::path::PathBuf {
         self.builder.dir.path().join("state/exeat")
     }
 
-    async fn admin(&self, served: &Served, method: &str, path: &str, body: &Value) -> Value {
+    pub(super) async fn admin(&self, served: &Served, method: &str, path: &str, body: &Value) -> Value {
         let address = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
         let token = fs::read_to_string(self.state().join("admin.token")).unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]

@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod audit_floods;
 pub mod fleet;
+pub mod full_disk;
 pub mod kill_9;
 pub mod ledger;
 pub mod malformed_bodies;
