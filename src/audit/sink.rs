@@ -271,6 +271,7 @@ impl GroupWriter for LineWriter {
     }
 
     fn end(&mut self) {
+        self.retry_due = None;
         // Nobody receives announcements any more; the next start reads the lines from the log.
         let _ = self.write_all(Vec::new(), self.flood.counted());
         let _ = self.writer.write_head();
@@ -283,6 +284,12 @@ impl LineWriter {
     ///
     /// On a full disk only lines to be kept are written, into the reserve, and the log counts as unhealthy.
     fn write_all(&mut self, group: Vec<Entry>, counted: Vec<Counted>) -> Vec<Entry> {
+        if !self.deferred.is_empty() && self.retry_due.is_some_and(|due| Instant::now() < due) {
+            // Each try seals all deferred lines again, which a flood of refusals must not cause.
+            self.flood.put_back(counted, Instant::now());
+            self.defer(group.into_iter());
+            return Vec::new();
+        }
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let own: Vec<_> =
             counted.iter().map(Counted::json).chain((unwritten > 0).then(|| note_lost(unwritten))).collect();
@@ -316,11 +323,9 @@ impl LineWriter {
             self.flood.put_back(counted, Instant::now());
         }
         kept.truncate(of_callers);
-        if done.is_err() {
-            self.defer(kept.into_iter().chain(refused));
-            return Vec::new();
-        }
-        self.defer(refused.into_iter());
+        let failed = if done.is_ok() { refused } else { kept.drain(..).chain(refused).collect() };
+        self.defer(failed.into_iter());
+        self.schedule_retry();
         for written in kept.iter_mut().filter_map(|entry| entry.written.take()) {
             // The caller may have been dropped; the line stays written.
             let _ = written.send(Ok(()));
@@ -341,6 +346,10 @@ impl LineWriter {
                 None => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
             }
         }
+    }
+
+    /// Sets the time of the next try, if lines wait.
+    fn schedule_retry(&mut self) {
         let waits = !self.deferred.is_empty() || self.lost.load(Ordering::Relaxed) > 0;
         self.retry_due = waits.then(|| Instant::now().checked_add(RETRY_INTERVAL)).flatten();
     }
@@ -1028,8 +1037,10 @@ mod tests {
         lines.write_all(vec![large], Vec::new());
         assert_eq!((lines.deferred.len(), lines.lost.load(Ordering::Relaxed)), (3, 4));
         lines.writer.log = good;
+        assert!(lines.write_all(vec![entry(3, Keep::Line)], Vec::new()).is_empty(), "not before the next try");
+        lines.retry_due = Some(Instant::now());
         // They are billed only now.
-        let written = lines.write_all(vec![entry(3, Keep::Line)], Vec::new());
+        let written = lines.write_all(Vec::new(), Vec::new());
         assert_eq!(jsons(&written), ["{\"n\":0}", "{\"n\":1}", "{\"n\":2}", "{\"n\":3}"]);
         assert!(lines.healthy.load(Ordering::Relaxed) && lines.deferred.is_empty());
         let text = fs::read_to_string(&log).unwrap();

@@ -14,7 +14,7 @@ use crate::daemon::vault;
 use crate::leak::strength::{Strength, WEAK};
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
-use crate::policy::source::usable;
+use crate::policy::source::{has_blank_edge, usable};
 use crate::vault::{Entry, MAX_VALUE, Vault};
 
 /// The workspace used without `--workspace`.
@@ -119,12 +119,15 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
         return Ok(Exit::Usage);
     }
     let unusable = usable(Secret::new(value.to_vec())).err();
+    let has_blank_edge = has_blank_edge(&Secret::new(value.to_vec()));
     let replaced = vault.set(workspace, name, Secret::new(value.to_vec())).map_err(|error| in_vault(vault, &error))?;
     let what = if replaced { "replaced" } else { "set" };
     let file = vault.path().display();
     say(format_args!("{workspace}/{name} is {what} in {file}; a running daemon uses it after its next reload"));
     if let Some(why) = unusable {
         say(format_args!("warning: {why}, so no credential can use it"));
+    } else if has_blank_edge {
+        say("warning: the value begins or ends with a blank, so only basic and query_param credentials can use it");
     } else if let Strength::Weak(why) = Strength::of(&value) {
         say(format_args!("warning: the value is weak: {why}; {WEAK}"));
     }

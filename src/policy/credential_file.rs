@@ -14,7 +14,7 @@ use super::credential::{Auth, Binding, Credential};
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
-use super::source::{CompileContext, SourceError, read_source};
+use super::source::{CompileContext, SourceError, has_blank_edge, read_source};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -266,7 +266,7 @@ impl RawCredential {
         }
         let is_in_field =
             matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header)) || !self.swap_in.is_empty();
-        if is_in_field && has_blank_edge(value.expose()) {
+        if is_in_field && has_blank_edge(&value) {
             // A blank there is not part of the field's value (RFC 9110 §5.5). The origin would return another value than
             // the one that is searched for.
             findings.problem(
@@ -330,15 +330,6 @@ pub(super) fn check_task(
             let problem = format!("{} requires {name}, which the task does not have", rule.name);
             findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} in this list", name.as_str()));
         }
-    }
-}
-
-/// Returns true for a value that a recipient may shorten, because it begins or ends with a blank in UTF-8 or Latin-1.
-fn has_blank_edge(value: &[u8]) -> bool {
-    let is_blank = |byte: Option<&u8>| byte.is_some_and(|byte| matches!(byte, b' ' | b'\t' | 0x85 | 0xa0));
-    match std::str::from_utf8(value) {
-        Ok(text) => text.trim().len() < text.len(),
-        Err(_) => is_blank(value.first()) || is_blank(value.last()),
     }
 }
 

@@ -69,3 +69,14 @@ pub fn usable(secret: Secret) -> Result<Secret, SourceError> {
     }
     Ok(secret)
 }
+
+/// Returns true for a secret that a recipient may shorten, because it begins or ends with a blank in UTF-8 or Latin-1.
+#[must_use]
+pub fn has_blank_edge(secret: &Secret) -> bool {
+    let value = secret.expose();
+    let is_blank = |byte: Option<&u8>| byte.is_some_and(|byte| matches!(byte, b' ' | b'\t' | 0x85 | 0xa0));
+    match std::str::from_utf8(value) {
+        Ok(text) => text.trim().len() < text.len(),
+        Err(_) => is_blank(value.first()) || is_blank(value.last()),
+    }
+}

@@ -113,7 +113,8 @@ fn check_distinguishes_a_missing_value_from_an_unusable_one() {
         (code(&output), text(&output.stderr))
     };
     secret(dir, &["set", "THERE"], b"sk-7q2zt9lmx4vbn8kc");
-    secret(dir, &["set", "EDGE"], b"\xc2\xa0sk-9w3yb5kdr8mtq2hf");
+    let set = secret(dir, &["set", "EDGE"], b"\xc2\xa0sk-9w3yb5kdr8mtq2hf");
+    assert!(text(&set.stderr).contains("only basic and query_param credentials can use it"), "{}", text(&set.stderr));
     let rows = [
         ("env:GOOD", "bearer", 0, "the configuration is valid"),
         ("secret:THERE", "bearer", 0, "the configuration is valid"),
