@@ -391,6 +391,8 @@ mod tests {
                 format!("postgres://orders_service:{secret}@db.internal.example.com:5432/main"),
                 format!("Server=tcp:sql.example.com,1433;User ID=app;Password={secret};Encrypt=true"),
                 format!("sessionid={secret}; theme=dark"),
+                format!("Bearer {secret}"),
+                format!("DeepL-Auth-Key {secret}"),
             ];
             for value in values {
                 let whole = Value::new(ValueOwner::Token, value.as_bytes()).with_halves(Strength::of(value.as_bytes()));

@@ -172,9 +172,11 @@ const fn kind_of(byte: &u8) -> u8 {
 const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"signature", b"token"];
 
 /// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
-/// audience, that of a URL its host, that of a connection string the server, that of a cookie its name. Other texts
-/// contain them as well. Returns nothing if a text of such a form has no part that looks secret.
+/// audience, that of a URL its host, that of a connection string the server, that of a cookie its name, that of a whole
+/// field its scheme. Other texts contain them as well. Returns nothing if a text of such a form has no part that looks
+/// secret.
 pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
+    let value = without_auth_scheme(value);
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
     }
@@ -185,6 +187,17 @@ pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
         return password_of_url(rest);
     }
     if is_document(value) { &[] } else { value }
+}
+
+/// Returns a key without an authentication scheme before it (RFC 9110 §11.1), such as `Token`.
+fn without_auth_scheme(value: &[u8]) -> &[u8] {
+    const MAX_SCHEME: usize = 24;
+    let parts = memchr::memchr(b' ', value).and_then(|at| value.split_at_checked(at));
+    let Some((scheme, rest)) = parts.map(|(scheme, rest)| (scheme, rest.trim_ascii_start())) else { return value };
+    let is_scheme = !scheme.is_empty()
+        && scheme.len() <= MAX_SCHEME
+        && scheme.iter().all(|byte| byte.is_ascii_alphabetic() || *byte == b'-');
+    if is_scheme && rest.len() >= MIN_VALUE && !rest.contains(&b' ') { rest } else { value }
 }
 
 /// Returns the value of the longest field that names a secret, or else of the longest one that looks random, as that of a
@@ -380,7 +393,11 @@ mod tests {
             ("Server=prod-sql.database.windows.net;Trusted_Connection=yes;Database=orders2026", false, false),
             ("jdbc:sqlserver://db.example.com:1433;user=app;password=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
             ("jdbc:postgresql://app:k7Qz2mXv9LpW4sVt6eRRu8Yb@db.internal.example.com:5432/main", false, false),
+            ("Bearer k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
+            ("Token k7Qz2mXv9LpW4sVt6eRRu8Yb", false, false),
+            ("Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
             // These are no connection strings, documents or URLs.
+            ("k7Qz2mXv9LpW4sVt6 eRRu8YbN3cHd5JfQ", true, true),
             ("kQ7zR2mX9v;T4bL8nW3pJ=6sY1cF5hD0gAuE3xN5iZ", true, true),
             ("{k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf}", true, true),
             ("k7Qz2mXv9L$pW4://sVt6eRRu8YbN3cHd5Jf", true, true),

@@ -276,6 +276,16 @@ impl RawCredential {
             );
             return None;
         }
+        let starts_with = |scheme: &str| {
+            let start = value.expose().get(..scheme.len());
+            start.is_some_and(|start| start.eq_ignore_ascii_case(scheme.as_bytes()))
+        };
+        let scheme = ["Bearer", "Basic"].into_iter().find(|scheme| starts_with(&format!("{scheme} ")));
+        if let (Some(AuthType::Bearer | AuthType::Header), Some(scheme)) = (self.auth_type, scheme) {
+            let problem =
+                format!("the value begins with {scheme:?}, which auth_type = {:?} adds", scheme.to_ascii_lowercase());
+            findings.warning(&at, format!("{problem}; store it without"));
+        }
         if value.expose().len() > MAX_VALUE {
             findings.problem(&at, format!("the value is longer than {MAX_VALUE} bytes"), "a shorter value");
             return None;

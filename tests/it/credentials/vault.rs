@@ -109,6 +109,7 @@ fn check_distinguishes_a_missing_value_from_an_unusable_one() {
         let mut command = exeat(dir, &["check", "-c", "exeat.toml"]);
         command.env("TOKEN", "a-token-of-24-bytes-or-more").env("BLANK", "   ").env("CONTROL", "a\tb-0123456789");
         command.env("GOOD", "sk-7q2zt9lmx4vbn8kc").env("EDGE", "sk-9w3yb5kdr8mtq2hf ");
+        command.env("SCHEME", "bearer sk-9w3yb5kdr8mtq2hf");
         let output = command.output().unwrap();
         (code(&output), text(&output.stderr))
     };
@@ -137,6 +138,12 @@ fn check_distinguishes_a_missing_value_from_an_unusable_one() {
         ("env:EDGE", "bearer", 2, "credentials.KEY.value: the value begins or ends with a blank, which a header field"),
         ("secret:EDGE", "bearer", 2, "the value begins or ends with a blank"),
         ("env:EDGE", "query_param", 0, "the configuration is valid"),
+        (
+            "env:SCHEME",
+            "bearer",
+            0,
+            "the value begins with \"Bearer\", which auth_type = \"bearer\" adds; store it without",
+        ),
         ("env:GOOD", "basic", 2, "not of the form user:password"),
         ("sk-7q2zt9lmx4vbn8kc", "bearer", 2, "not the source of a secret"),
     ];
