@@ -4,7 +4,7 @@
 //! and the policy generation, and a connection is reused only if its address is in the pin of the current request.
 //!
 //! All executions share the pool, and each has a quota. When the pool is full, it closes the longest idle connection of
-//! the execution that holds the most.
+//! the execution that holds the most, or of all that hold as many.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use futures_util::future::Either;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -301,33 +301,45 @@ impl<T> IdleConnections<T> {
             });
         }
     }
-
-    /// Returns the execution with the most entries, and their number.
-    fn largest(&self) -> Option<(ExecutionId, usize)> {
-        let of_shard = |shard: MutexGuard<'_, HashMap<ExecutionId, Vec<T>>>| {
-            let largest = shard.iter().max_by_key(|(_, entries)| entries.len());
-            largest.map(|(execution, entries)| (execution.clone(), entries.len()))
-        };
-        self.entries.lock_each().filter_map(of_shard).max_by_key(|(_, count)| *count)
-    }
 }
 
 impl<T: Idle> IdleConnections<T> {
     /// Adds an entry. If the execution's quota is exceeded, its longest idle entry is dropped. If the capacity is
-    /// exceeded, the longest idle entry of the execution with the most entries is dropped, or on a tie one of its own.
+    /// exceeded, the longest idle entry of the execution with the most entries is dropped, or of all executions with as
+    /// many: with more executions than entries, each entry is the only one of its execution.
     fn put(&self, execution: &ExecutionId, one: T) {
-        let count = self.with(execution, |entries| {
+        self.with(execution, |entries| {
             entries.push(one);
             if entries.len() > self.per_execution {
                 remove_longest_idle(entries);
             }
-            entries.len()
         });
-        if self.count.load(Ordering::Relaxed) > self.capacity {
-            let larger = self.largest().filter(|(_, held)| *held > count);
-            let from = larger.map_or_else(|| execution.clone(), |(largest, _)| largest);
-            self.with(&from, remove_longest_idle);
+        if self.count.load(Ordering::Relaxed) > self.capacity
+            && let Some(largest) = self.largest()
+        {
+            self.with(&largest, remove_longest_idle);
         }
+    }
+
+    /// Returns the execution with the most entries. If several have as many, returns the one with the longest idle
+    /// entry.
+    fn largest(&self) -> Option<ExecutionId> {
+        let now = Instant::now();
+        let mut largest: Option<(ExecutionId, usize, Instant)> = None;
+        for shard in self.entries.lock_each() {
+            for (execution, entries) in shard.iter() {
+                let most = largest.as_ref().map_or(0, |(_, most, _)| *most);
+                if entries.len() < most {
+                    continue;
+                }
+                let Some(since) = entries.iter().map(|one| one.idle_since(now)).min() else { continue };
+                let is_larger = entries.len() > most;
+                if is_larger || largest.as_ref().is_none_or(|(.., longest)| since < *longest) {
+                    largest = Some((execution.clone(), entries.len(), since));
+                }
+            }
+        }
+        largest.map(|(execution, ..)| execution)
     }
 }
 
@@ -521,5 +533,22 @@ mod tests {
         entries.retain(|_| false);
         assert_eq!(entries.count.load(Ordering::Relaxed), 0);
         assert!(entries.entries.lock_each().all(|shard| shard.is_empty()));
+    }
+
+    #[test]
+    fn a_pool_full_of_equal_executions_evicts_the_longest_idle() {
+        let entries = IdleConnections { capacity: 100, ..IdleConnections::default() };
+        let begin = Instant::now();
+        let at = |n: u64| begin + Duration::from_secs(n);
+        // Later executions keep their only connection too.
+        for n in 0..500 {
+            entries.put(&execution(n), at(n as u64));
+        }
+        assert!((0..400).all(|n| count(&entries, n) == 0) && (400..500).all(|n| count(&entries, n) == 1));
+        // An execution that would hold more than the others takes nothing from them.
+        for n in 0..10 {
+            entries.put(&execution(499), at(1_000 + n));
+        }
+        assert!((400..500).all(|n| count(&entries, n) == 1));
     }
 }
