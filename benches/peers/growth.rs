@@ -47,7 +47,8 @@ enum Kind {
     Credentials,
     /// Tasks with two credentials each. Each has called once.
     Tasks,
-    /// Opaque tunnels that are idle during the calls.
+    /// Opaque tunnels that are idle during the calls. They are those of several executions, because a single one has
+    /// at most a quarter of the sockets to origins.
     Tunnels,
     /// Megabytes in the audit log at the start.
     Log,
@@ -185,7 +186,7 @@ impl Kind {
                 _ => vec![PROXY_AUTHORIZATION.to_owned()],
             };
             let tunnels = match self {
-                Self::Tunnels => stage.open_tunnels(size).await?,
+                Self::Tunnels => stage.open_tunnels(size, &started_executions(&proxy, ACTIVE).await?).await?,
                 _ => Vec::new(),
             };
             stage.call_once(&callers).await?;

@@ -184,11 +184,18 @@ impl<'l> Stage<'l> {
         Ok(())
     }
 
-    /// Opens opaque tunnels and makes one request in each.
-    pub(crate) async fn open_tunnels(&self, count: usize) -> Result<Vec<Connection<TlsStream<TcpStream>>>, Failure> {
-        let mut tunnels = self.tls_clients(count, true).await?;
-        for tunnel in &mut tunnels {
-            tunnel.exchange(self.get("/text/1024", true).as_bytes(), &text(1_024), 1_024).await?;
+    /// Opens opaque tunnels and makes one request in each. The callers take turns.
+    pub(crate) async fn open_tunnels(
+        &self,
+        count: usize,
+        callers: &[String],
+    ) -> Result<Vec<Connection<TlsStream<TcpStream>>>, Failure> {
+        let mut tunnels = Vec::with_capacity(count);
+        let destination = (self.proxy.contender.connect_host(OPAQUE), self.lab.origin_port);
+        for caller in callers.iter().cycle().take(count) {
+            let mut tunnel = client::tls((self.proxy.port, caller), destination, OPAQUE, &self.opaque).await?;
+            tunnel.exchange(self.get("/text/1024", true).as_bytes(), &self.short, self.short.len()).await?;
+            tunnels.push(tunnel);
         }
         Ok(tunnels)
     }
