@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::flow::Services;
+use crate::policy::compile::Problem;
 
 /// Starts a thread that prepares the policy in force: the filter of log texts, then the strength of every value. It
 /// ends early if another policy replaces this one.
@@ -10,14 +11,32 @@ pub(super) fn start(services: &Arc<Services>) {
     let (policy, policies) = (services.policies.snapshot(), services.policies.changes());
     let prepare = move || {
         policy.log_values().prepare();
-        for warning in policy.weak_values() {
-            tracing::warn!("{warning}");
-            if policies.has_changed().unwrap_or(true) {
-                return;
-            }
-        }
+        report_weak(policy.estimated_values(), || policies.has_changed().unwrap_or(true));
     };
     if let Err(error) = std::thread::Builder::new().name("preparation".to_owned()).spawn(prepare) {
         tracing::warn!(%error, "weak values are not reported, because no thread could be started");
+    }
+}
+
+/// Logs the warnings. Stops after any value, weak or strong, once the policy has been replaced: otherwise each reload
+/// would add a thread that estimates all values of an old policy.
+fn report_weak(values: impl Iterator<Item = Option<Problem>>, is_replaced: impl Fn() -> bool) {
+    for warning in values {
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+        }
+        if is_replaced() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strong_values_do_not_delay_the_end() {
+        report_weak(std::iter::repeat_with(|| None), || true);
     }
 }

@@ -938,6 +938,7 @@ pub(super) mod tests {
         let weak: Vec<Problem> = policy(&text.replace("env:KEY", "env:SHORT")).weak_values().collect();
         let found = weak.iter().find(|warning| warning.path == "credentials.A.value");
         assert!(found.is_some_and(|warning| warning.problem.contains("the value is weak")), "{weak:?}");
+        assert_eq!(policy(&text).estimated_values().count(), 2, "one for the credential, one for the token");
     }
 
     /// `secret:NAME` is looked up in the task's own workspace.

@@ -190,6 +190,11 @@ impl Policy {
     /// Estimates the strength of all values, and returns a warning for each weak one. This takes about a millisecond of
     /// processor time for each value that has not been used yet.
     pub fn weak_values(&self) -> impl Iterator<Item = Problem> {
+        self.estimated_values().flatten()
+    }
+
+    /// As [`Self::weak_values`], but returns `None` for each strong value, so that the caller can stop between any two.
+    pub fn estimated_values(&self) -> impl Iterator<Item = Option<Problem>> {
         let warning = |path: String, problem: String| Problem { path, problem, suggestion: String::new() };
         let credential = move |credential: &Arc<Credential>| match credential.strength() {
             Strength::Strong(_) => None,
@@ -205,7 +210,7 @@ impl Policy {
                 Some(warning(format!("tasks.{}.token", task.name), problem))
             }
         };
-        self.credentials.iter().filter_map(credential).chain(self.tasks.values().filter_map(token))
+        self.credentials.iter().map(credential).chain(self.tasks.values().map(token))
     }
 
     /// Takes over what has been built for an older policy, and builds anew what was in use there and has changed. So
