@@ -227,7 +227,11 @@ impl Policy {
             }
         }
         for task in self.tasks.values() {
-            if let Some(old) = old.tasks.get(&task.name).filter(|old| old.is_prepared()) {
+            let Some(old) = old.tasks.get(&task.name) else { continue };
+            if let (Some(token), Some(old)) = (&task.token, &old.token) {
+                token.reuse_strength(old);
+            }
+            if old.is_prepared() {
                 task.prepare_from(old);
             }
         }

@@ -27,6 +27,13 @@ impl TaskToken {
         *self.strength.get_or_init(|| Strength::of(self.value.expose()))
     }
 
+    /// Takes over the strength of an equal token.
+    pub(super) fn reuse_strength(&self, other: &Self) {
+        if let Some(known) = other.strength.get().filter(|_| self.hash == other.hash) {
+            self.strength.get_or_init(|| *known);
+        }
+    }
+
     /// Returns the value to search for, unless it is weak.
     pub(super) fn search_value(&self) -> Option<Value<'_>> {
         let strength = Some(self.strength()).filter(|strength| strength.is_strong())?;
@@ -41,5 +48,23 @@ impl ValueSource for Arc<TaskToken> {
 
     fn search_values(&self) -> Vec<Value<'_>> {
         self.search_value().into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_equal_token_takes_over_the_strength() {
+        let token = |text: &str| TaskToken::new(Secret::new(text.as_bytes().to_vec()));
+        let old = token("a-token-of-24-bytes-or-more");
+        let (same, other) = (token("a-token-of-24-bytes-or-more"), token("another-token-of-24-bytes"));
+        same.reuse_strength(&old);
+        assert!(same.strength.get().is_none(), "the old one has not been estimated");
+        let strength = old.strength();
+        same.reuse_strength(&old);
+        other.reuse_strength(&old);
+        assert_eq!((same.strength.get(), other.strength.get()), (Some(&strength), None));
     }
 }
