@@ -1,7 +1,7 @@
 //! Compiles the parsed configuration file into settings and a policy, and reports all problems at once.
 //! No default allows anything.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -392,13 +392,13 @@ impl References<'_> {
         context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Vec<Arc<Credential>> {
-        let mut found: Vec<Arc<Credential>> = Vec::new();
+        let (mut found, mut names) = (Vec::new(), HashSet::new());
         for (i, wanted) in task.credentials.iter().enumerate() {
             let path = format!("{at}[{i}]");
             if !self.raw.contains_key(wanted) {
                 let expected = known_names(self.raw.keys(), "credentials", wanted);
                 findings.problem(path, format!("no credential named {wanted:?}"), expected);
-            } else if found.iter().any(|other| other.name.as_str() == wanted) {
+            } else if !names.insert(wanted) {
                 findings.problem(path, format!("{wanted:?} is listed twice"), "each credential once");
             } else {
                 found.extend(self.credential(wanted, &task.workspace, context, findings));
@@ -864,6 +864,12 @@ pub(super) mod tests {
             ("inject = \"always\"", "", None),
             ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_00000000001\"", Some("overlapping placeholders")),
             ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_1111111111\"", None),
+            (
+                "placeholder = \"a_ghp_0000000000\"",
+                "placeholder = \"ghp_0000000000\"",
+                Some("overlapping placeholders"),
+            ),
+            ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_0000000000\"", Some("overlapping placeholders")),
         ];
         for (a, b, want) in rows {
             let text = with_credential(a, &format!("{second}{b}\n{task}"));

@@ -1,5 +1,6 @@
 //! `[credentials]`: reads the section and compiles it for a task.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -302,24 +303,20 @@ pub(super) fn check_task(
     findings: &Findings,
 ) {
     let at = |i: usize| format!("tasks.{task}.credentials[{i}]");
+    let (always, placeholders) = (always_for_one_host(credentials), overlapping_placeholders(credentials));
+    let conflicts = |pairs: &BTreeSet<(usize, usize)>, i: usize| -> Vec<&CredentialName> {
+        let others = pairs.range((i, 0)..=(i, i)).filter_map(|(_, other)| credentials.get(*other));
+        others.map(|other| &other.name).collect()
+    };
     for (i, credential) in credentials.iter().enumerate() {
         let name = &credential.name;
-        for other in credentials.iter().take(i) {
-            let meets = credential.bound.iter().any(|a| other.bound.iter().any(|b| a.overlaps(b)));
-            if credential.always && other.always && meets {
-                let problem = format!("{name} and {} are both always injected for the same host", other.name);
-                findings.problem(at(i), problem, "inject = \"named\" for one of them");
-            }
-            let alike = |a: &str, b: &str| a.contains(b) || b.contains(a);
-            if let (Some(a), Some(b)) = (&credential.placeholder, &other.placeholder)
-                && alike(a, b)
-            {
-                findings.problem(
-                    at(i),
-                    format!("{name} and {} have overlapping placeholders", other.name),
-                    "a distinct placeholder",
-                );
-            }
+        for other in conflicts(&always, i) {
+            let problem = format!("{name} and {other} are both always injected for the same host");
+            findings.problem(at(i), problem, "inject = \"named\" for one of them");
+        }
+        for other in conflicts(&placeholders, i) {
+            let problem = format!("{name} and {other} have overlapping placeholders");
+            findings.problem(at(i), problem, "a distinct placeholder");
         }
         let named = |rule: &&Arc<Integration>| {
             rule.allowed.iter().any(|pattern| credential.bound.iter().any(|bound| pattern.matches(&bound.host)))
@@ -341,6 +338,44 @@ pub(super) fn check_task(
             findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} in this list", name.as_str()));
         }
     }
+}
+
+/// Returns the pairs of credentials that are always injected for the same host, the later one first. They are looked up by
+/// host, because a task may have thousands of credentials.
+fn always_for_one_host(credentials: &[Arc<Credential>]) -> BTreeSet<(usize, usize)> {
+    let mut earlier: HashMap<&Host, Vec<(usize, &Binding)>> = HashMap::new();
+    let mut pairs = BTreeSet::new();
+    for (i, credential) in credentials.iter().enumerate().filter(|(_, credential)| credential.always) {
+        for binding in &credential.bound {
+            let others = earlier.entry(&binding.host).or_default();
+            pairs.extend(others.iter().filter(|(j, other)| *j != i && binding.overlaps(other)).map(|(j, _)| (i, *j)));
+            others.push((i, binding));
+        }
+    }
+    pairs
+}
+
+/// Returns the pairs of credentials of which one has a placeholder that contains the other's, the later one first. They
+/// are looked up by the first bytes of the contained one.
+fn overlapping_placeholders(credentials: &[Arc<Credential>]) -> BTreeSet<(usize, usize)> {
+    let placeholders =
+        || credentials.iter().enumerate().filter_map(|(i, credential)| Some((i, credential.placeholder()?.as_bytes())));
+    let mut by_start: HashMap<&[u8], Vec<(usize, &[u8])>> = HashMap::new();
+    for (i, placeholder) in placeholders() {
+        if let Some(start) = placeholder.get(..MIN_PLACEHOLDER) {
+            by_start.entry(start).or_default().push((i, placeholder));
+        }
+    }
+    let mut pairs = BTreeSet::new();
+    for (i, placeholder) in placeholders() {
+        for (at, start) in placeholder.windows(MIN_PLACEHOLDER).enumerate() {
+            let rest = placeholder.get(at..).unwrap_or_default();
+            let contained = by_start.get(start).into_iter().flatten();
+            let others = contained.filter(|(j, other)| *j != i && rest.starts_with(other));
+            pairs.extend(others.map(|(j, _)| (i.max(*j), i.min(*j))));
+        }
+    }
+    pairs
 }
 
 /// Returns the header field if it can carry a credential. Fields for framing, routing and the proxy itself cannot.
