@@ -72,6 +72,8 @@ impl Account {
         *self.counts.events.entry(line.event.as_str()).or_default() += 1;
         match line.event {
             Event::Opened => return,
+            // Its request or tunnel has lines of its own.
+            Event::LookedUp if line.host.is_some() && line.execution.is_some() => return,
             Event::Decided | Event::Closed | Event::Refused if line.count.is_none() => {}
             _ => return book.violation(&format!("an unexpected line in the log: {text}")),
         }
