@@ -145,7 +145,7 @@ impl Budget {
             search: Mutex::default(),
             request_windows: ExecutionWindows::default(),
             response_windows: ExecutionWindows::default(),
-            scan_limits: ScanLimits::default(),
+            scan_limits: ScanLimits::new(),
         }
     }
 

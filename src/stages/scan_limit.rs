@@ -20,9 +20,10 @@ use crate::model::refusal::{Fail, Verdict};
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The limits of all executions.
-#[derive(Default)]
 pub(super) struct ScanLimits {
     executions: PerExecution<Semaphore>,
+    /// The number of tasks of one execution that may scan at the same time.
+    per_execution: usize,
 }
 
 /// The limit of one execution.
@@ -38,12 +39,16 @@ pub(crate) struct ScanPermit {
 pub(crate) struct PolledScanLimit(PollSemaphore);
 
 impl ScanLimits {
-    /// Returns the limit of an execution: one task less than the runtime has threads, and at least one.
+    /// Sets the limit of each execution: one task less than the runtime has threads, and at least one.
+    pub(super) fn new() -> Self {
+        // Reads files, which takes as long as a whole request.
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self { executions: PerExecution::default(), per_execution: threads.saturating_sub(1).max(1) }
+    }
+
+    /// Returns the limit of an execution.
     pub(super) fn of(&self, execution: &ExecutionId) -> ScanLimit {
-        ScanLimit(self.executions.of(execution, || {
-            let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            Arc::new(Semaphore::new(threads.saturating_sub(1).max(1)))
-        }))
+        ScanLimit(self.executions.of(execution, || Arc::new(Semaphore::new(self.per_execution))))
     }
 }
 
@@ -80,7 +85,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_wait_has_an_end() {
-        let limit = ScanLimits::default().of(&ExecutionId::new("one"));
+        let limit = ScanLimits::new().of(&ExecutionId::new("one"));
         let mut held = Vec::new();
         for _ in 0..limit.0.available_permits() {
             held.push(limit.acquire().await.unwrap());
@@ -92,7 +97,7 @@ mod tests {
 
     #[test]
     fn an_execution_waits_only_for_its_own_scans() {
-        let limits = ScanLimits::default();
+        let limits = ScanLimits::new();
         let (one, other) = (limits.of(&ExecutionId::new("one")), limits.of(&ExecutionId::new("other")));
         let mut cx = Context::from_waker(Waker::noop());
         let most = one.0.available_permits();
