@@ -24,8 +24,14 @@ const MAX_GROUP: usize = 1_024;
 const MAX_INLINE_GROUPS: usize = 4;
 /// A write that takes this long is slow.
 const SLOW: Duration = Duration::from_millis(20);
-/// How long the thread writes alone after a slow write.
+/// The number of slow writes in a row after which the thread writes alone. A single one is often due to a busy machine, which
+/// has interrupted the writing thread.
+const MAX_SLOW_WRITES: u32 = 2;
+/// How long the thread writes alone after them.
 const SLOW_PERIOD: Duration = Duration::from_secs(1);
+/// How often a caller lets others run that are writing, before it leaves its entries to the thread. Their writes take a few
+/// microseconds, unless the machine has interrupted them.
+const MAX_YIELDS: usize = 2;
 
 /// How often the thread looks whether a caller's write has stalled.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
@@ -87,6 +93,8 @@ struct Queue<T> {
     has_caller_written: bool,
     /// No entry can be added.
     is_closed: bool,
+    /// The number of slow writes in a row.
+    slow_writes: u32,
     /// Until then, only the thread writes.
     slow_until: Option<Instant>,
 }
@@ -115,6 +123,7 @@ impl<W: GroupWriter> GroupCommit<W> {
             is_watched: true,
             has_caller_written: false,
             is_closed: false,
+            slow_writes: 0,
             slow_until: None,
         };
         let shared = Arc::new(Shared {
@@ -198,7 +207,7 @@ impl<W: GroupWriter> Shared<W> {
         for _ in 0..MAX_INLINE_GROUPS {
             // Whoever holds the lock looks for further entries after releasing it.
             let Some(mut writer) = self.writer.try_lock() else { return };
-            let Some(_writing) = WritingCaller::enter(self.runtime.as_ref()) else { break };
+            let Some(_writing) = WritingCaller::enter_soon(self.runtime.as_ref()) else { break };
             let group = {
                 let mut queue = self.queue.lock();
                 if queue.is_slow() || !writer.is_quick() {
@@ -309,6 +318,17 @@ impl<W: GroupWriter> Shared<W> {
 struct WritingCaller;
 
 impl WritingCaller {
+    /// As [`Self::enter`], but lets the others run first.
+    fn enter_soon(runtime: Option<&Handle>) -> Option<Self> {
+        for _ in 0..MAX_YIELDS {
+            if let Some(entered) = Self::enter(runtime) {
+                return Some(entered);
+            }
+            thread::yield_now();
+        }
+        Self::enter(runtime)
+    }
+
     /// Returns `None` if so many callers are writing that no thread of the runtime might remain.
     fn enter(runtime: Option<&Handle>) -> Option<Self> {
         let max = runtime.map_or(usize::MAX, |runtime| runtime.metrics().num_workers().saturating_sub(1));
@@ -325,7 +345,8 @@ impl Drop for WritingCaller {
 
 impl<T> Queue<T> {
     fn note_duration(&mut self, taken: Duration) {
-        if taken >= SLOW {
+        self.slow_writes = if taken >= SLOW { self.slow_writes.saturating_add(1) } else { 0 };
+        if self.slow_writes >= MAX_SLOW_WRITES {
             self.slow_until = Instant::now().checked_add(SLOW_PERIOD);
         }
     }
@@ -401,20 +422,21 @@ mod tests {
             // The thread may not have released the writer yet.
             drop(commit.shared.writer.lock());
             write(&commit, 2);
-            // One slow write blocks its caller; the next is not the caller's.
+            // Two slow writes block their callers; the next is not a caller's.
             takes.store(30, Ordering::SeqCst);
             write(&commit, 3);
-            takes.store(0, Ordering::SeqCst);
             write(&commit, 4);
+            takes.store(0, Ordering::SeqCst);
+            write(&commit, 5);
             commit.close();
             ended.recv().unwrap();
             let (done, _) = mpsc::channel();
-            assert!(commit.add((5, done)).is_err(), "a closed queue takes no entry");
+            assert!(commit.add((6, done)).is_err(), "a closed queue takes no entry");
             written.lock().iter().map(|(n, name)| (*n, name.as_deref() == Some("own"))).collect()
         };
         // On a busy machine, any write may be slow.
         let attempts: Vec<Vec<_>> = (0..5).map(|_| attempt()).collect();
-        let expected = [(0, false), (1, true), (2, false), (3, false), (4, true)];
+        let expected = [(0, false), (1, true), (2, false), (3, false), (4, false), (5, true)];
         assert!(attempts.iter().any(|by_thread| *by_thread == expected), "{attempts:?}");
     }
 
