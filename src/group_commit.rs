@@ -333,7 +333,8 @@ impl WritingCaller {
     fn enter(runtime: Option<&Handle>) -> Option<Self> {
         let max = runtime.map_or(usize::MAX, |runtime| runtime.metrics().num_workers().saturating_sub(1));
         let is_free = |writing: usize| (writing < max).then(|| writing.saturating_add(1));
-        WRITING_CALLERS.try_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_ok().then_some(Self)
+        // Not `then_some(Self)`, whose value would be dropped, and leave, without having entered.
+        WRITING_CALLERS.try_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_ok().then(|| Self)
     }
 }
 
@@ -466,6 +467,19 @@ mod tests {
         commit.close();
         let numbers: Vec<usize> = written.lock().iter().map(|(n, _)| *n).collect();
         assert_eq!(numbers, (0..2_000).collect::<Vec<_>>());
+    }
+
+    /// A caller that is turned away does not count as one that has left.
+    #[test]
+    fn the_number_of_writing_callers_is_exact() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+        // The other tests have callers, too. They enter whatever the number is.
+        let entered = std::iter::repeat_with(|| WritingCaller::enter(None)).take(1_000).flatten().collect::<Vec<_>>();
+        assert_eq!(entered.len(), 1_000);
+        assert!((0..900).all(|_| WritingCaller::enter(Some(runtime.handle())).is_none()));
+        assert!((1_000..1_100).contains(&WRITING_CALLERS.load(Ordering::Relaxed)));
+        drop(entered);
+        assert!(WRITING_CALLERS.load(Ordering::Relaxed) < 100);
     }
 
     /// Other tasks, sockets and timers go on while a caller's write stalls, on a runtime with two threads, even if two
