@@ -54,3 +54,4 @@ pub use index::ValueOwner;
 pub use log_values::{LogValues, ValueSource};
 pub use matcher::{Finding, Matcher, Value, password};
 pub use redact::{FindCount, Redactor};
+pub use unescape::ends_within_escape;

@@ -477,36 +477,62 @@ fn reference(rest: &[u8], is_complete: bool) -> Token {
 }
 
 fn named_reference(rest: &[u8]) -> Token {
-    let end = rest.iter().position(|byte| !byte.is_ascii_alphabetic());
+    let end = rest.iter().position(|byte| !byte.is_ascii_alphanumeric());
     let Some(name) = rest.get(..end.unwrap_or(rest.len())) else { return Token::Plain };
     match end {
         None if name.len() < MAX_ESCAPE.saturating_sub(1) && is_name_prefix(name) => Token::Incomplete,
         Some(end) if rest.get(end) == Some(&b';') => NAMED_REFERENCES
             .iter()
             .find(|(known, _)| known.first() == name.first() && *known == name)
-            .map_or_else(|| legacy_reference(rest), |(_, char)| Token::Char(*char, end.saturating_add(2))),
+            .map(|(_, char)| *char)
+            .or_else(|| latin1_char(LATIN1_REFERENCES.iter().position(|known| *known == name)?))
+            .map_or_else(|| legacy_reference(rest), |char| Token::Char(char, end.saturating_add(2))),
         _ => legacy_reference(rest),
     }
 }
 
 /// Parses a reference that needs no semicolon (HTML §13.2.5.73, "Named character reference state").
 fn legacy_reference(rest: &[u8]) -> Token {
-    let known = LEGACY_REFERENCES.iter().find(|(name, _)| name.first() == rest.first() && rest.starts_with(name));
-    known.map_or(Token::Plain, |(name, char)| Token::Char(*char, name.len().saturating_add(1)))
+    let starts = |name: &[u8]| name.first() == rest.first() && rest.starts_with(name);
+    let known = LEGACY_REFERENCES.iter().find(|(name, _)| starts(name)).copied();
+    let known = known.or_else(|| {
+        let (at, name) = LATIN1_REFERENCES.iter().enumerate().find(|(_, name)| starts(name))?;
+        Some((*name, latin1_char(at)?))
+    });
+    known.map_or(Token::Plain, |(name, char)| Token::Char(char, name.len().saturating_add(1)))
+}
+
+/// Returns the character of a reference by its index in [`LATIN1_REFERENCES`].
+fn latin1_char(at: usize) -> Option<char> {
+    u8::try_from(at.saturating_add(0xa0)).ok().map(char::from)
 }
 
 /// Returns true if a name starts like this.
 fn is_name_prefix(start: &[u8]) -> bool {
     NAMED_REFERENCES.iter().any(|(known, _)| known.first() == start.first() && known.starts_with(start))
-        || start.is_empty()
+        || LATIN1_REFERENCES.iter().any(|known| known.starts_with(start))
 }
 
 fn to_char(code: u32) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The references for ASCII and for invisible code points that browsers accept without a semicolon too.
-const LEGACY_REFERENCES: [(&[u8], char); 9] = [
+/// The references for U+00A0 to U+00FF in their order, which browsers accept without a semicolon too.
+#[rustfmt::skip]
+const LATIN1_REFERENCES: [&[u8]; 96] = [
+    b"nbsp", b"iexcl", b"cent", b"pound", b"curren", b"yen", b"brvbar", b"sect", b"uml", b"copy", b"ordf", b"laquo",
+    b"not", b"shy", b"reg", b"macr", b"deg", b"plusmn", b"sup2", b"sup3", b"acute", b"micro", b"para", b"middot",
+    b"cedil", b"sup1", b"ordm", b"raquo", b"frac14", b"frac12", b"frac34", b"iquest", b"Agrave", b"Aacute", b"Acirc",
+    b"Atilde", b"Auml", b"Aring", b"AElig", b"Ccedil", b"Egrave", b"Eacute", b"Ecirc", b"Euml", b"Igrave", b"Iacute",
+    b"Icirc", b"Iuml", b"ETH", b"Ntilde", b"Ograve", b"Oacute", b"Ocirc", b"Otilde", b"Ouml", b"times", b"Oslash",
+    b"Ugrave", b"Uacute", b"Ucirc", b"Uuml", b"Yacute", b"THORN", b"szlig", b"agrave", b"aacute", b"acirc",
+    b"atilde", b"auml", b"aring", b"aelig", b"ccedil", b"egrave", b"eacute", b"ecirc", b"euml", b"igrave", b"iacute",
+    b"icirc", b"iuml", b"eth", b"ntilde", b"ograve", b"oacute", b"ocirc", b"otilde", b"ouml", b"divide", b"oslash",
+    b"ugrave", b"uacute", b"ucirc", b"uuml", b"yacute", b"thorn", b"yuml",
+];
+
+/// The references for ASCII that browsers accept without a semicolon too.
+const LEGACY_REFERENCES: [(&[u8], char); 8] = [
     (b"AMP", '&'),
     (b"GT", '>'),
     (b"LT", '<'),
@@ -515,11 +541,10 @@ const LEGACY_REFERENCES: [(&[u8], char); 9] = [
     (b"gt", '>'),
     (b"lt", '<'),
     (b"quot", '"'),
-    (b"shy", '\u{ad}'),
 ];
 
 /// The references for ASCII, and short ones for invisible code points (HTML, "Named character references").
-const NAMED_REFERENCES: [(&[u8], char); 52] = [
+const NAMED_REFERENCES: [(&[u8], char); 51] = [
     (b"AMP", '&'),
     (b"GT", '>'),
     (b"Hat", '^'),
@@ -569,10 +594,32 @@ const NAMED_REFERENCES: [(&[u8], char); 52] = [
     (b"it", '\u{2062}'),
     (b"lrm", '\u{200e}'),
     (b"rlm", '\u{200f}'),
-    (b"shy", '\u{ad}'),
     (b"zwj", '\u{200d}'),
     (b"zwnj", '\u{200c}'),
 ];
+
+/// Returns true if a text ends within an escape, so that a decoder may take what follows for the rest of it.
+#[must_use]
+pub fn ends_within_escape(text: &[u8]) -> bool {
+    /// Longer ends are no escape, except for leading zeros, which no decoder needs.
+    const MAX_END: usize = 40;
+    let of_escape = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'#' | b'{');
+    let end = text.iter().rev().take(MAX_END).take_while(|byte| of_escape(byte)).count();
+    let (before, end) = text.split_at_checked(text.len().saturating_sub(end)).unwrap_or_default();
+    let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+    match (before.last(), end) {
+        (Some(b'%'), [b'u' | b'U', rest @ ..]) => rest.len() < 4 && digits(rest) == rest.len(),
+        (Some(b'%'), end) => end.len() < 2 && digits(end) == end.len(),
+        // Of JavaScript, JSON, Python and C, with up to eight digits, and of CSS, with up to six and no other letter.
+        (Some(b'\\'), [b'u' | b'U' | b'x' | b'X', rest @ ..]) => {
+            let rest = rest.strip_prefix(b"{").unwrap_or(rest);
+            rest.len() < 8 && digits(rest) == rest.len()
+        }
+        (Some(b'\\'), end) => end.len() < 8 && digits(end) == end.len(),
+        (Some(b'&'), _) => true,
+        _ => text.len() >= MAX_END && end.len() >= MAX_END,
+    }
+}
 
 /// Decodes the escapes of a whole text once.
 pub(super) fn unescape_once(text: &[u8]) -> Zeroizing<Vec<u8>> {
@@ -632,6 +679,43 @@ mod tests {
     }
 
     #[test]
+    fn an_open_escape_is_recognized() {
+        let open = [
+            "s=%",
+            "s=%4",
+            "%u",
+            "%u00",
+            "%u004",
+            "\\",
+            "\\u",
+            "\\u{",
+            "\\u{4",
+            "\\u004",
+            "\\x",
+            "\\x4",
+            "\\U0000004",
+            "\\4",
+            "&",
+            "&#",
+            "&#6",
+            "&#x4",
+            "&am",
+            "&amp",
+        ];
+        for text in open {
+            assert!(ends_within_escape(text.as_bytes()), "{text}");
+        }
+        let closed = [
+            "", "s=", "s=%41", "%2541", "%4g", "%u0041", "\\n", "\\q", "a\\\"", "&amp;", "a&b=", "&#65;", "100% ",
+            "token ",
+        ];
+        for text in closed {
+            assert!(!ends_within_escape(text.as_bytes()), "{text}");
+        }
+        assert!(ends_within_escape(format!("&#{}", "0".repeat(100)).as_bytes()), "it may be one with leading zeros");
+    }
+
+    #[test]
     fn decodes_escapes_once_and_keeps_other_bytes() {
         let rows = [
             ("%41%42c", "ABc"),
@@ -655,6 +739,7 @@ mod tests {
             ("&#65;&#x41;&#x0000041;&#65 &#65", "AAAA A"),
             ("&amp;&amp;amp;&sol;&lowbar;&plus;", "&&amp;/_+"),
             ("a&shy;b&zwnj;c&NoBreak;", "a\u{ad}b\u{200c}c\u{2060}"),
+            ("&auml;&Auml&szlig;&frac14;&sup2x&yuml;&auml ", "äÄß¼²xÿä "),
             ("&nosuch; & &a &#; &#x;", "&nosuch; & &a &#; &#x;"),
             ("&&&#65;", "&&A"),
             ("%\\u0041", "%A"),

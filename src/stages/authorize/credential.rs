@@ -13,6 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
 use crate::audit::record::Record;
+use crate::leak;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
@@ -231,6 +232,11 @@ impl PlaceholderSearch<'_> {
         let swap = Swap { place, before: before.to_vec(), after: after.to_vec(), basic };
         if swap.place == credential.auth().place() && !swap.is_exact() {
             return Err(not_bound(record, &credential, "its placeholder is surrounded by other text"));
+        }
+        // A decoder would take the first characters of the value for the rest of the escape. What the origin then shows of
+        // it is not found.
+        if leak::ends_within_escape(&swap.before) {
+            return Err(not_bound(record, &credential, "its placeholder is within an escape"));
         }
         self.swaps.push(swap);
         Ok(())

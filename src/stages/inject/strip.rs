@@ -26,7 +26,7 @@ const FIELD_EXCEPTIONS: [&str; 6] =
     ["idempotencykey", "xidempotencykey", "mcpsessionid", "partitionkey", "secwebsocketkey", "surrogatekey"];
 
 /// Parameters that carry a key. Compared by the whole name, since many APIs paginate with a `page_token`.
-const PARAMETERS: [&str; 28] = [
+const PARAMETERS: [&str; 32] = [
     "accesskey",
     "accesstoken",
     "apikey",
@@ -43,9 +43,13 @@ const PARAMETERS: [&str; 28] = [
     "key",
     "oauthtoken",
     "password",
+    "passwd",
     "privatetoken",
+    "pwd",
     "secret",
+    "sessionid",
     "sessiontoken",
+    "sid",
     "sig",
     "signature",
     "subscriptionkey",
@@ -60,13 +64,17 @@ const PARAMETERS: [&str; 28] = [
 /// Returns true if a field may carry a key.
 pub(crate) fn carries_key(name: &HeaderName) -> bool {
     let folded = fold(name.as_str().as_bytes());
-    let carries = folded.ends_with("key") || folded == "xpat" || FIELD_WORDS.iter().any(|word| folded.contains(word));
+    let carries = folded.ends_with("key")
+        || folded.ends_with("pwd")
+        || ["dpop", "xpass", "xpat"].contains(&&*folded)
+        || FIELD_WORDS.iter().any(|word| folded.contains(word));
     carries && !FIELD_EXCEPTIONS.contains(&folded.as_str())
 }
 
 /// Returns true if a field may carry a key, or is the field of one of these placements.
 pub(crate) fn is_reserved(name: &HeaderName, places: &[Placement]) -> bool {
-    carries_key(name) || places.iter().any(|place| matches!(place, Placement::Field(field) if field == name))
+    let is_same = |field: &HeaderName| fold(field.as_str().as_bytes()) == fold(name.as_str().as_bytes());
+    carries_key(name) || places.iter().any(|place| matches!(place, Placement::Field(field) if is_same(field)))
 }
 
 /// Returns the query without such parameters and without the parameters of these placements.
@@ -101,6 +109,8 @@ mod tests {
             ("idempotency-key", false),
             ("mcp-session-id", false),
             ("sec-websocket-key", false),
+            ("dpop", true),
+            ("x_pwd", true),
             ("content-type", false),
             ("if-none-match", false),
             ("x-request-id", false),
@@ -116,6 +126,9 @@ mod tests {
             ("api%20key=x&api_key[]=x&keys=kept", "keys=kept"),
             ("k.y=x", ""),
         ];
+        let field = [Placement::Field(HeaderName::from_static("x-zed"))];
+        assert!(is_reserved(&HeaderName::from_static("x_zed"), &field), "servers treat both alike");
+        assert!(!is_reserved(&HeaderName::from_static("x-zeds"), &field));
         let place = [Placement::Parameter("k.y".to_owned())];
         for (query, want) in rows {
             assert_eq!(without_parameters(query, &place), want, "{query}");

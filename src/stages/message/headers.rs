@@ -92,8 +92,16 @@ pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap, is_forbidden: impl 
             || [ALT_SVC, PROXY_STATUS].contains(name)
             || is_override(name)
             || FORBIDDEN_IN_TRAILERS.contains(name)
+            || is_negotiation(name)
             || is_forbidden(name))
     });
+}
+
+/// Returns true for a field that asks for a form of the response: a media type, charset, coding, range or digest. In the
+/// header section such fields are removed where responses are redacted.
+fn is_negotiation(name: &HeaderName) -> bool {
+    let name = name.as_str().replace('_', "-");
+    name.starts_with("accept") || name.starts_with("want-") || NEGOTIATION.contains(&name.as_str())
 }
 
 /// Returns the total size of names and values, in bytes.
@@ -166,6 +174,19 @@ const FORBIDDEN_IN_TRAILERS: [HeaderName; 21] = [
     TRAILER,
     VIA,
     WWW_AUTHENTICATE,
+];
+
+/// Names in lower case, with `_` replaced by `-`, of fields that are forbidden in trailers as well.
+const NEGOTIATION: [&str; 9] = [
+    "a-im",
+    "connect-accept-encoding",
+    "connect-content-encoding",
+    "grpc-accept-encoding",
+    "grpc-encoding",
+    "if-range",
+    "range",
+    "request-range",
+    "x-ms-range",
 ];
 
 const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];

@@ -197,7 +197,19 @@ fn trailers(fields: &[(&str, &str)]) -> HeaderMap {
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_do_not_pass_as_trailers() {
     let (lab, origin) = lab(REQUIRED, "auth_type = \"header\"\nauth_header_name = \"X-Shop\"", "").await;
-    let sent = trailers(&[("authorization", "Bearer mine"), ("x-shop", "mine"), ("x-api-key", "mine"), ("x-sum", "1")]);
+    let sent = trailers(&[
+        ("authorization", "Bearer mine"),
+        ("x-shop", "mine"),
+        ("x_shop", "mine"),
+        ("x-api-key", "mine"),
+        // An origin that merges trailers into its fields would answer in UTF-16.
+        ("accept-charset", "utf-16"),
+        ("accept", "text/plain;charset=utf-16"),
+        ("accept_encoding", "gzip"),
+        ("request_range", "bytes=0-9"),
+        ("want-digest", "sha-256"),
+        ("x-sum", "1"),
+    ]);
     let reply = with_trailers(&lab, origin.port(), 1, &[("exeat-credential", "KEY")], sent).await;
     assert_eq!(reply.status, 200, "{reply:?}");
     let arrived: Vec<_> = origin.last().trailers.keys().map(ToString::to_string).collect();
@@ -282,6 +294,23 @@ async fn a_placeholder_in_one_of_many_cookies_is_replaced() {
     let fields = [("cookie", "a=1"), ("cookie", "s=${secrets.KEY}"), ("cookie", "b=2")];
     assert_eq!(lab.by(Way::TunnelH2, "GET", &url, &fields, "").await.status, 200);
     assert_eq!(origin.last().headers["cookie"], format!("a=1; s={KEY}; b=2"));
+}
+
+/// An origin that decodes its cookies would take the first character of the value for the rest of the escape.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placeholder_within_an_escape_is_refused() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"\nswap_in = [\"header:Cookie\"]", "").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    for (n, before) in ["%", "%4", "\\u00", "\\x", "&#x", "a=1&amp"].into_iter().enumerate() {
+        let cookie = format!("s={before}${{secrets.KEY}}");
+        let reply = lab.by(Way::Absolute, "GET", &url, &[("cookie", &cookie)], "").await;
+        reply.assert_refused(403, "credential_not_bound");
+        let line = lab.ended(n).await;
+        assert!(line["rule"].as_str().unwrap().contains("its placeholder is within an escape"), "{line}");
+    }
+    let reply = lab.by(Way::Absolute, "GET", &url, &[("cookie", "s=%41&amp;${secrets.KEY}")], "").await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(origin.last().headers["cookie"], format!("s=%41&amp;{KEY}"));
 }
 
 /// One token serves as a bearer token and as a password. The value that comes back was sent by the caller.
