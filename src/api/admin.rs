@@ -27,6 +27,8 @@ use crate::model::secret::TokenHash;
 
 /// Maximum time for one request and its response, and for the wait for a slot.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time between two writes of the audit log while lines wait, if it is ready.
+const LOG_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum size of a request head that arrives in several reads, in bytes. hyper may read as much again in the last one.
 const MAX_HEAD: usize = 32_768;
 /// Maximum concurrent connections.
@@ -149,7 +151,8 @@ impl Admin {
         if self.services.drain.is_cancelled() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
-        if !self.services.audit.is_healthy() {
+        // A write that hangs is no failure yet, but requests are refused meanwhile.
+        if !self.services.audit.is_healthy() || self.services.audit.hangs_for(LOG_TIMEOUT).await {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the audit log cannot be written\n");
         }
         if self.services.ledger.check().await.is_err() {

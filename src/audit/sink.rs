@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ const MAX_WAITING: usize = 16_384;
 const MAX_QUEUED: usize = 2 * MAX_WAITING;
 /// The maximum time between a line and the head that includes it. A truncation of later lines goes undetected.
 const HEAD_LAG: Duration = Duration::from_millis(100);
+/// How often a non-blocking standard output is tried while its reader is slow.
+const STREAM_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a caller waits for a write before the sink counts as broken.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long lines that could not be written wait until they are tried again, if nothing else is written.
@@ -47,6 +50,8 @@ pub struct SinkError;
 pub struct Sink {
     lines: GroupCommit<LineWriter>,
     waiting: Arc<AtomicUsize>,
+    /// The number of groups that have been written, or failed.
+    groups: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
@@ -127,7 +132,7 @@ impl Sink {
     ) -> io::Result<(Self, String)> {
         let flood = Arc::new(Flood::new(place.refusals_per_second));
         let writer = Writer::open(place, key, !key_is_new)?;
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let (waiting, groups) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
         let last = writer.head.mac.clone();
@@ -135,6 +140,7 @@ impl Sink {
             writer,
             announcements,
             waiting: waiting.clone(),
+            groups: groups.clone(),
             lost: lost.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
@@ -142,7 +148,7 @@ impl Sink {
             retry_due: None,
         };
         let lines = GroupCommit::start("audit", writer)?;
-        Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
+        Ok((Self { lines, waiting, groups, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
     }
 
     /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
@@ -154,6 +160,17 @@ impl Sink {
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether lines wait and none is written for this long.
+    pub async fn hangs_for(&self, time: Duration) -> bool {
+        let waits = || self.waiting.load(Ordering::Relaxed) > 0;
+        if !waits() {
+            return false;
+        }
+        let before = self.groups.load(Ordering::Relaxed);
+        tokio::time::sleep(time).await;
+        waits() && self.groups.load(Ordering::Relaxed) == before
     }
 
     pub(super) fn opened(&self) {
@@ -223,6 +240,7 @@ struct LineWriter {
     writer: Writer,
     announcements: tokio::sync::mpsc::Sender<Written>,
     waiting: Arc<AtomicUsize>,
+    groups: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
@@ -244,6 +262,7 @@ impl GroupWriter for LineWriter {
         }
         let written = self.write_all(group, counted);
         self.waiting.fetch_sub(taken, Ordering::Relaxed);
+        self.groups.fetch_add(1, Ordering::Relaxed);
         if asks {
             let _ = self.writer.write_head();
         }
@@ -616,9 +635,13 @@ impl Writer {
 
     fn write_out(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some(log) = &mut self.log else {
-            let mut out = io::stdout().lock();
-            out.write_all(bytes)?;
-            return out.flush();
+            // Without the buffer of `Stdout`, which would hide how much has been written.
+            let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+            let (written, result) = write_stream(&mut out, bytes);
+            if result.is_err() {
+                self.continue_after(bytes.get(..written).unwrap_or_default());
+            }
+            return result;
         };
         let written = log.write_all(bytes).and_then(|()| if self.place.synced { log.sync_data() } else { Ok(()) });
         if let Err(error) = written {
@@ -637,7 +660,15 @@ impl Writer {
     fn read_remainder(&mut self) -> io::Result<()> {
         let Some(log) = &self.log else { return Ok(()) };
         let bytes = read_from(log, self.size)?;
-        let (lines, fragment) = split_tail(&bytes);
+        self.continue_after(&bytes);
+        self.size = self.size.saturating_add(bytes.len() as u64);
+        self.has_remainder = false;
+        Ok(())
+    }
+
+    /// Continues the chain after a part of a group that stays in the log although it could not be written whole.
+    fn continue_after(&mut self, bytes: &[u8]) {
+        let (lines, fragment) = split_tail(bytes);
         for line in lines {
             if let Some(mac) = self.key.check(&self.head.mac, line) {
                 self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
@@ -648,9 +679,6 @@ impl Writer {
         if !fragment.is_empty() {
             self.fragment_hash = Some(files::hex(&Sha256::digest(fragment)));
         }
-        self.size = self.size.saturating_add(bytes.len() as u64);
-        self.has_remainder = false;
-        Ok(())
     }
 
     /// Writes the head if it has changed. If that fails, no lines are written until it succeeds.
@@ -708,6 +736,22 @@ impl Writer {
             _ => Ok(()),
         }
     }
+}
+
+/// Writes to a stream, and waits if its reader is slow, also if it is non-blocking. Returns the number of bytes that were
+/// written.
+fn write_stream(out: &mut impl Write, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut written = 0;
+    while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
+        match out.write(rest) {
+            Ok(0) => return (written, Err(io::ErrorKind::WriteZero.into())),
+            Ok(length) => written = written.saturating_add(length),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(STREAM_INTERVAL),
+            Err(error) => return (written, Err(error)),
+        }
+    }
+    (written, Ok(()))
 }
 
 /// Returns the name under which a rotation creates the next file.
@@ -832,6 +876,7 @@ mod tests {
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
         assert_eq!(sink.waiting.load(Ordering::Relaxed), MAX_QUEUED);
         assert_eq!(sink.write_and_wait(&"line").await, Err(SinkError), "no request goes on");
+        assert!(sink.is_healthy() && sink.hangs_for(Duration::from_millis(1)).await);
         release.send(()).unwrap();
         blocking.join().unwrap();
         let started = Instant::now();
@@ -839,6 +884,7 @@ mod tests {
             assert!(started.elapsed() < WRITE_TIMEOUT, "the queue is not written");
             tokio::task::yield_now().await;
         }
+        assert!(!sink.hangs_for(Duration::from_millis(1)).await);
         let text = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
         assert!(text.contains("\"lines\":10,"), "the lost lines are reported");
     }
@@ -978,6 +1024,7 @@ mod tests {
             announcements: tokio::sync::mpsc::channel(4).0,
             writer,
             waiting: Arc::default(),
+            groups: Arc::default(),
             lost: Arc::default(),
             flood: Arc::new(Flood::new(50)),
             healthy: Arc::new(AtomicBool::new(true)),
@@ -1066,6 +1113,51 @@ mod tests {
         assert!(allocated(&log) >= RESERVE && allocated(&with_suffix(&log, "000001")) < RESERVE);
         lines.write_all(vec![entry(2, Keep::Line)], Vec::new());
         assert!(fs::read_to_string(&log).unwrap().ends_with("\"}\n"), "it is not part of the file");
+    }
+
+    /// A stream that takes three bytes at a time, is full now and then, and breaks after some bytes.
+    struct Slow {
+        taken: Vec<u8>,
+        calls: usize,
+        breaks_after: usize,
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.calls += 1;
+            match self.calls % 3 {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                1 if self.taken.len() >= self.breaks_after => Err(io::ErrorKind::StorageFull.into()),
+                1 => Err(io::ErrorKind::Interrupted.into()),
+                _ => {
+                    self.taken.extend_from_slice(&bytes[..bytes.len().min(3)]);
+                    Ok(bytes.len().min(3))
+                }
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The rest of a line is not written as a whole line.
+    #[test]
+    fn a_slow_stream_gets_every_byte_once() {
+        let mut out = Slow { taken: Vec::new(), calls: 0, breaks_after: usize::MAX };
+        let (written, result) = write_stream(&mut out, b"{\"n\":1}\n{\"n\":2}\n");
+        assert_eq!((written, &*out.taken, result.is_ok()), (16, &b"{\"n\":1}\n{\"n\":2}\n"[..], true));
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let mut writer = Writer::open(place, key, false).unwrap();
+        let (first, mac) = writer.key.seal(&writer.head.mac, "{\"n\":1}");
+        let (second, _) = writer.key.seal(&mac, "{\"n\":2}");
+        let group = first.clone() + &second;
+        let mut out = Slow { taken: Vec::new(), calls: 0, breaks_after: first.len() + 5 };
+        let (written, result) = write_stream(&mut out, group.as_bytes());
+        assert!(result.is_err() && written == out.taken.len() && (first.len() + 5..group.len()).contains(&written));
+        writer.continue_after(&out.taken);
+        assert!(writer.head.mac == mac && writer.fragment_hash.is_some(), "the next line reports the fragment");
     }
 
     #[test]
