@@ -5,7 +5,7 @@
 //! watchdog of its own; the proxy's answers are watched here.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 pub(super) struct OpenAnswers {
     /// Each open request holds a clone.
     open: Arc<()>,
-    has_begun: AtomicBool,
+    /// The number of requests so far.
+    begun: AtomicUsize,
     /// The proxy's own answers in the order of their creation, without most of those that have been sent.
     local: Mutex<VecDeque<(Weak<OpenAnswer>, Instant)>>,
 }
@@ -29,7 +30,7 @@ pub(super) struct OpenAnswer {
 impl OpenAnswers {
     /// Counts a request.
     pub(super) fn begin(&self) -> Arc<OpenAnswer> {
-        self.has_begun.store(true, Ordering::Relaxed);
+        self.begun.fetch_add(1, Ordering::Relaxed);
         Arc::new(OpenAnswer { _open: self.open.clone() })
     }
 
@@ -41,9 +42,9 @@ impl OpenAnswers {
         local.push_back((Arc::downgrade(answer), Instant::now()));
     }
 
-    /// Returns whether there has been a request.
-    pub(super) fn has_begun(&self) -> bool {
-        self.has_begun.load(Ordering::Relaxed)
+    /// Returns the number of requests so far.
+    pub(super) fn begun(&self) -> usize {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// Returns whether a request is open.
@@ -65,9 +66,9 @@ mod tests {
     #[test]
     fn answers_are_open_until_they_are_dropped() {
         let answers = OpenAnswers::default();
-        assert!(!answers.any() && !answers.has_begun());
+        assert!(!answers.any() && answers.begun() == 0);
         let (first, second) = (answers.begin(), answers.begin());
-        assert!(answers.any() && answers.has_begun() && !answers.has_unsent_for(Duration::ZERO));
+        assert!(answers.any() && answers.begun() == 2 && !answers.has_unsent_for(Duration::ZERO));
         answers.is_local(&first);
         assert!(answers.has_unsent_for(Duration::ZERO) && !answers.has_unsent_for(Duration::from_secs(3600)));
         drop(first);

@@ -398,16 +398,18 @@ impl InnerServer {
     async fn wait_until_idle(&self, answers: &OpenAnswers) {
         let services = &self.client.services;
         let header = services.settings.proxy.header_timeout;
-        let mut idle_since = Instant::now();
+        let (mut idle_since, mut seen) = (Instant::now(), 0);
         loop {
             tokio::select! {
                 () = services.drain.cancelled() => return,
                 () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
             }
-            if answers.any() {
-                idle_since = Instant::now();
+            // Most requests begin and end between two looks.
+            let begun = answers.begun();
+            if answers.any() || begun != seen {
+                (idle_since, seen) = (Instant::now(), begun);
             }
-            let limit = if answers.has_begun() { self.idle() } else { header };
+            let limit = if begun > 0 { self.idle() } else { header };
             if idle_since.elapsed() >= limit || answers.has_unsent_for(self.idle()) {
                 return;
             }

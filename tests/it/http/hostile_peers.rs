@@ -151,6 +151,30 @@ async fn an_unread_refusal_ends_in_time() {
     assert_eq!(lab.ended(0).await["code"], "authority_mismatch");
 }
 
+/// A connection in use does not end, although no request is open most of the time.
+#[tokio::test]
+async fn a_connection_with_short_requests_is_not_idle() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let to = format!("api.test:{}", origin.port());
+    let lab = builder.proxy(&plan(origin.port(), "idle_timeout = \"2s\"")).await;
+    let io = TokioIo::new(lab.tls(&to, &["h2"]).await);
+    let (mut h2, connection) =
+        hyper::client::conn::http2::handshake::<_, _, http_body_util::Full<Bytes>>(TokioExecutor::new(), io)
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_millis(4_500) {
+        // The pauses are what is tested: without them a request would be open at any time.
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        let answer = h2.send_request(get(&to, "/")).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.collect().await.unwrap();
+    }
+    wait_until("the connection ends when it is idle", || h2.is_closed()).await;
+}
+
 /// Returns the trailers sorted by name.
 fn sorted_trailers(reply: &Reply) -> Vec<(&str, &str)> {
     let mut spoken: Vec<_> =
