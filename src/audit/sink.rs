@@ -640,6 +640,9 @@ impl Writer {
             let (written, result) = write_stream(&mut out, bytes);
             if result.is_err() {
                 self.continue_after(bytes.get(..written).unwrap_or_default());
+                // The next start continues the chain of a stream from the head alone.
+                self.head_due = Some(Instant::now());
+                let _ = self.write_head();
             }
             return result;
         };

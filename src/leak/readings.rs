@@ -13,14 +13,17 @@ pub(super) fn readings(value: &[u8]) -> Vec<Zeroizing<Vec<u8>>> {
         return readings;
     }
     // Its bytes as characters. Windows-1252 has letters and signs in place of the control characters 0x80 to 0x9f.
-    let latin1: Zeroizing<String> = Zeroizing::new(value.iter().copied().map(char::from).collect());
+    // The capacity is allocated at once, because a growing text leaves copies of the value in freed memory.
+    let mut latin1 = Zeroizing::new(String::with_capacity(value.len().saturating_mul(2)));
+    latin1.extend(value.iter().copied().map(char::from));
     let windows = Zeroizing::new(WINDOWS_1252.decode_without_bom_handling(value).0.into_owned());
     readings.extend([latin1, windows].map(|text| Zeroizing::new(text.as_bytes().to_vec())));
     // Its characters as bytes.
     if let Ok(text) = std::str::from_utf8(value) {
-        let latin1: Option<Vec<u8>> = text.chars().map(|char| u8::try_from(char).ok()).collect();
+        let mut latin1 = Zeroizing::new(Vec::with_capacity(text.len()));
+        latin1.extend(text.chars().map_while(|char| u8::try_from(char).ok()));
         let (windows, _, has_unmappable) = WINDOWS_1252.encode(text);
-        readings.extend(latin1.map(Zeroizing::new));
+        readings.extend((latin1.len() == text.chars().count()).then_some(latin1));
         readings.extend((!has_unmappable).then(|| Zeroizing::new(windows.into_owned())));
     }
     readings.sort_by(|a, b| a.as_slice().cmp(b));

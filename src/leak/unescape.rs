@@ -496,7 +496,9 @@ fn legacy_reference(rest: &[u8]) -> Token {
     let starts = |name: &[u8]| name.first() == rest.first() && rest.starts_with(name);
     let known = LEGACY_REFERENCES.iter().find(|(name, _)| starts(name)).copied();
     let known = known.or_else(|| {
-        let (at, name) = LATIN1_REFERENCES.iter().enumerate().find(|(_, name)| starts(name))?;
+        // Most ampersands separate parameters. The shortest name has three letters.
+        let is_name = rest.len() > 2 && rest.iter().take(2).all(u8::is_ascii_alphabetic);
+        let (at, name) = LATIN1_REFERENCES.iter().enumerate().find(|(_, name)| is_name && starts(name))?;
         Some((*name, latin1_char(at)?))
     });
     known.map_or(Token::Plain, |(name, char)| Token::Char(char, name.len().saturating_add(1)))

@@ -26,7 +26,7 @@ const FIELD_EXCEPTIONS: [&str; 6] =
     ["idempotencykey", "xidempotencykey", "mcpsessionid", "partitionkey", "secwebsocketkey", "surrogatekey"];
 
 /// Parameters that carry a key. Compared by the whole name, since many APIs paginate with a `page_token`.
-const PARAMETERS: [&str; 32] = [
+const PARAMETERS: [&str; 31] = [
     "accesskey",
     "accesstoken",
     "apikey",
@@ -49,7 +49,6 @@ const PARAMETERS: [&str; 32] = [
     "secret",
     "sessionid",
     "sessiontoken",
-    "sid",
     "sig",
     "signature",
     "subscriptionkey",

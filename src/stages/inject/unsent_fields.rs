@@ -2,16 +2,13 @@
 
 use http::HeaderMap;
 use http::header::Entry as HeaderEntry;
-use http::header::{
-    ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE,
-    SEC_WEBSOCKET_EXTENSIONS,
-};
+use http::header::{ACCEPT, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, SEC_WEBSOCKET_EXTENSIONS};
 
 use super::strip;
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
 use crate::stages::message::headers;
-use crate::stages::message::headers::HopByHop;
+use crate::stages::message::headers::{HopByHop, PARTIAL, UNREDACTABLE, is_one_of};
 
 /// The fields of a request that are not sent to the origin. `inspect` ignores them and `inject` removes them, so that
 /// the fields scanned as neighbors are neighbors in the request that is sent.
@@ -47,14 +44,6 @@ impl<'g> UnsentFields<'g> {
     }
 }
 
-/// Compares names as servers do that pass fields on as variables (RFC 3875 §4.1.18): `_` equals `-`.
-fn is_one_of(names: &[HeaderName], name: &HeaderName) -> bool {
-    let equal = |(a, b): (u8, u8)| a == b || (a == b'_' && b == b'-');
-    names.iter().any(|listed| {
-        listed.as_str().len() == name.as_str().len() && name.as_str().bytes().zip(listed.as_str().bytes()).all(equal)
-    })
-}
-
 /// Removes the parameter `charset` from `Accept`: some servers choose the charset of a response by it.
 pub(super) fn remove_charsets(headers: &mut HeaderMap) {
     let is_charset = |parameter: &&str| {
@@ -79,19 +68,6 @@ pub(super) fn remove_charsets(headers: &mut HeaderMap) {
         }
     }
 }
-
-/// Fields that request a coding or a delta. Responses can be redacted in some of these codings only.
-const UNREDACTABLE: [HeaderName; 4] = [
-    ACCEPT_ENCODING,
-    HeaderName::from_static("grpc-accept-encoding"),
-    HeaderName::from_static("connect-accept-encoding"),
-    HeaderName::from_static("a-im"),
-];
-
-/// Fields that request a range, which could contain a part of an echoed credential, or UTF-16 or EBCDIC, in which an
-/// echo would not be found.
-const PARTIAL: [HeaderName; 5] =
-    [RANGE, IF_RANGE, HeaderName::from_static("request-range"), HeaderName::from_static("x-ms-range"), ACCEPT_CHARSET];
 
 #[cfg(test)]
 mod tests {

@@ -2,10 +2,11 @@
 
 use http::HeaderMap;
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE,
-    EXPECT, HOST, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE,
-    MAX_FORWARDS, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE, VIA, WWW_AUTHENTICATE,
+    ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderName, HeaderValue,
+    IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, MAX_FORWARDS, PRAGMA,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+    WWW_AUTHENTICATE,
 };
 
 use crate::model::wire;
@@ -100,9 +101,40 @@ pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap, is_forbidden: impl 
 /// Returns true for a field that asks for a form of the response: a media type, charset, coding, range or digest. In the
 /// header section such fields are removed where responses are redacted.
 fn is_negotiation(name: &HeaderName) -> bool {
-    let name = name.as_str().replace('_', "-");
-    name.starts_with("accept") || name.starts_with("want-") || NEGOTIATION.contains(&name.as_str())
+    [&UNREDACTABLE[..], &PARTIAL, &NEGOTIATION].into_iter().any(|names| is_one_of(names, name))
 }
+
+/// Compares names as servers do that pass fields on as variables (RFC 3875 §4.1.18): `_` equals `-`.
+pub(crate) fn is_one_of(names: &[HeaderName], name: &HeaderName) -> bool {
+    let equal = |(a, b): (u8, u8)| a == b || (a == b'_' && b == b'-');
+    names.iter().any(|listed| {
+        listed.as_str().len() == name.as_str().len() && name.as_str().bytes().zip(listed.as_str().bytes()).all(equal)
+    })
+}
+
+/// Fields that request a coding or a delta. Responses can be redacted in some of these codings only.
+pub(crate) const UNREDACTABLE: [HeaderName; 4] = [
+    ACCEPT_ENCODING,
+    HeaderName::from_static("grpc-accept-encoding"),
+    HeaderName::from_static("connect-accept-encoding"),
+    HeaderName::from_static("a-im"),
+];
+
+/// Fields that request a range, which could contain a part of an echoed credential, or UTF-16 or EBCDIC, in which an
+/// echo would not be found.
+pub(crate) const PARTIAL: [HeaderName; 5] =
+    [RANGE, IF_RANGE, HeaderName::from_static("request-range"), HeaderName::from_static("x-ms-range"), ACCEPT_CHARSET];
+
+/// Other fields that ask for a form of the response, or declare the coding of messages.
+const NEGOTIATION: [HeaderName; 7] = [
+    ACCEPT,
+    ACCEPT_LANGUAGE,
+    HeaderName::from_static("connect-content-encoding"),
+    HeaderName::from_static("grpc-encoding"),
+    HeaderName::from_static("want-content-digest"),
+    HeaderName::from_static("want-digest"),
+    HeaderName::from_static("want-repr-digest"),
+];
 
 /// Returns the total size of names and values, in bytes.
 pub(crate) fn size(headers: &HeaderMap) -> usize {
@@ -174,19 +206,6 @@ const FORBIDDEN_IN_TRAILERS: [HeaderName; 21] = [
     TRAILER,
     VIA,
     WWW_AUTHENTICATE,
-];
-
-/// Names in lower case, with `_` replaced by `-`, of fields that are forbidden in trailers as well.
-const NEGOTIATION: [&str; 9] = [
-    "a-im",
-    "connect-accept-encoding",
-    "connect-content-encoding",
-    "grpc-accept-encoding",
-    "grpc-encoding",
-    "if-range",
-    "range",
-    "request-range",
-    "x-ms-range",
 ];
 
 const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];

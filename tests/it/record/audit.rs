@@ -79,6 +79,36 @@ async fn a_log_that_cannot_be_written_refuses_every_request() {
     assert_eq!(verify.status.code(), Some(1), "standard output cannot be read back without a file");
 }
 
+/// Nobody reads standard output, so a write hangs. It has not failed yet.
+#[tokio::test]
+async fn a_daemon_whose_log_hangs_is_not_ready() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
+    let text = "[audit]\npath = \"-\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[tasks.t]\n";
+    fs::write(dir.join("e.toml"), builder.config(text)).unwrap();
+    let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
+    command.stdout(std::process::Stdio::piped());
+    let served = Served::start(command);
+    let admin = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+    let ready = || async {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let stream = tokio::net::TcpStream::connect(&admin).await.unwrap();
+        let request = http::Request::get("/readyz").header("host", &admin).body(lab::client::empty()).unwrap();
+        lab::Reply::read(lab::client::h1(stream, request).await).await
+    };
+    assert_eq!(ready().await.status, 200);
+    let mut refused = 0;
+    loop {
+        served.get("https://evil.test/").await.assert_refused(403, "host_not_allowed");
+        refused += 1;
+        // The pipe has room for more than a hundred lines.
+        if refused % 50 == 0 && ready().await.status == 503 {
+            return;
+        }
+        assert!(refused < 5_000, "the pipe is full");
+    }
+}
+
 /// The chain on standard output continues from the end of the previous start.
 #[tokio::test]
 async fn a_log_on_standard_output_is_one_chain_over_several_starts() {
