@@ -23,7 +23,8 @@ struct Node {
     /// The longest proper suffix at which a pattern ends, or 0.
     output: u32,
     /// The set of owners of the patterns of which this prefix is a partial match, followed by those of the patterns of
-    /// which it is less; or 0 if it is a partial match of none.
+    /// which it is less; or 0 if it is a partial match of none. If it is a partial match only where the value was sent, the
+    /// owners have the flag [`ONLY_IF_SENT`].
     partial: u32,
     children: u8,
     byte: u8,
@@ -31,6 +32,8 @@ struct Node {
     first_byte: u8,
 }
 
+/// The flag of an owner of a partial match that counts only in a response to a request in which the value was sent.
+const ONLY_IF_SENT: u32 = 1 << 31;
 /// A node with this many children or more has a row of its own.
 const MIN_ROW_CHILDREN: u8 = 5;
 
@@ -62,6 +65,7 @@ impl Automaton {
             match patterns.last_mut().filter(|(last, _)| last.bytes == form.bytes) {
                 Some((last, owners)) => {
                     last.min_partial = last.min_partial.min(form.min_partial);
+                    last.min_sent_partial = last.min_sent_partial.min(form.min_sent_partial);
                     owners.push(owner);
                 }
                 None => patterns.push((form, vec![owner])),
@@ -135,6 +139,9 @@ impl Automaton {
             let others = owners_of(&|form| depth < form.bytes.len());
             let new: Vec<u32> = others.into_iter().filter(|owner| !partial_owners.contains(owner)).collect();
             partial_owners.extend(new);
+        } else {
+            let if_sent = owners_of(&|form| form.min_sent_partial <= depth && depth < form.bytes.len());
+            partial_owners.extend(if_sent.into_iter().map(|owner| owner | ONLY_IF_SENT));
         }
         let partial = self.intern(partial_owners, interned);
         let fail_node = self.node(fail);
@@ -252,10 +259,10 @@ impl Automaton {
             .map_or((0, false), |node| (node.depth as usize, node.matches > 0 || node.output > 0))
     }
 
-    /// Returns the first owner of which the matched prefix is a partial match.
+    /// Returns the first owner of which the matched prefix is a partial match that counts everywhere.
     pub(super) fn partial_owner(&self, state: State) -> Option<u32> {
         let node = self.nodes.get(state as usize)?;
-        self.owners(node.partial).first().copied()
+        self.owners(node.partial).first().copied().filter(|owner| owner & ONLY_IF_SENT == 0)
     }
 
     /// Returns the longest among a state and its suffixes with a length that satisfies the predicate.
@@ -280,9 +287,10 @@ impl Automaton {
         })
     }
 
-    /// Returns the partial matches that end here, the longest first: their lengths and owners.
-    pub(super) fn partials(&self, mut state: State) -> impl Iterator<Item = (usize, &[u32])> {
-        std::iter::from_fn(move || {
+    /// Returns the partial matches that end here, the longest first: their lengths and owners, and true for those that
+    /// count only where the value was sent.
+    pub(super) fn partials(&self, mut state: State) -> impl Iterator<Item = (usize, u32, bool)> {
+        let sets = std::iter::from_fn(move || {
             while state != 0 {
                 let node = self.node(state);
                 state = node.fail;
@@ -291,6 +299,9 @@ impl Automaton {
                 }
             }
             None
+        });
+        sets.flat_map(|(length, owners)| {
+            owners.iter().map(move |owner| (length, owner & !ONLY_IF_SENT, owner & ONLY_IF_SENT != 0))
         })
     }
 
@@ -318,6 +329,7 @@ mod tests {
         let form = |bytes: &Vec<u8>| Form {
             bytes: Zeroizing::new(bytes.clone()),
             min_partial: bytes.len().div_ceil(2),
+            min_sent_partial: bytes.len().div_ceil(2),
             prefix_len: 0,
         };
         Automaton::new(patterns.iter().enumerate().map(|(i, p)| (form(p), to_u32(i))).collect())
@@ -354,7 +366,7 @@ mod tests {
                 let prefixes = |p: &'_ Vec<u8>| (p.len().div_ceil(2)..p.len()).map(|n| p[..n].to_vec()).collect::<Vec<_>>();
                 let partial_owners = patterns.iter().flat_map(prefixes);
                 let half = partial_owners.filter(|h| text[..end].ends_with(h)).map(|h| h.len()).max();
-                prop_assert_eq!(automaton.partials(state).next().map(|(length, _)| length), half);
+                prop_assert_eq!(automaton.partials(state).next().map(|(length, ..)| length), half);
             }
         }
     }

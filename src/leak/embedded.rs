@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::fold::{begins_escape, is_line_break};
 use super::index::Index;
-use super::matches::{Match, Matches};
+use super::matches::{Match, Matches, Partial};
 use super::stream::{ScanStream, complete_values};
 use super::unescape::{MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper, parse_escape};
 
@@ -187,8 +187,8 @@ impl EmbeddedBase64 {
         self.end_segment(index, matches);
     }
 
-    /// Returns the partial matches at the end that start before a position: their starts and owners.
-    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    /// Returns the partial matches at the end that start before a position.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         if !self.is_decoding {
             return Vec::new();
         }
@@ -206,8 +206,8 @@ impl EmbeddedBase64 {
         }
         let segment = ended.as_mut().unwrap_or(&mut self.segment);
         let partials = segment.partials(index, before);
-        let positioned = partials.into_iter().map(|(from, owner)| (segment.byte_start(from), owner));
-        positioned.filter(|(from, _)| *from < before).collect()
+        let positioned = partials.into_iter().map(|partial| partial.at(segment.byte_start(partial.from)));
+        positioned.filter(|partial| partial.from < before).collect()
     }
 }
 
@@ -282,7 +282,7 @@ impl Segment {
 
     /// Returns the partial matches at the end. They include an incomplete group and unsearched bytes if the first of
     /// these is before a position.
-    fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         let (bytes, length) = self.partial_group();
         let group = (length > 0).then_some(self.decoded);
         let pending = self.scan.first_unsearched().into_iter().chain(group).min();
@@ -430,6 +430,7 @@ mod tests {
             parts.feed(&matcher.index, piece, &mut matches);
         }
         let partial = parts.partials(&matcher.index, u64::MAX).into_iter().min();
+        let partial = partial.map(|Partial { from, owner, .. }| (from, owner));
         parts.end(&matcher.index, &mut matches);
         let mut matches = matches.complete;
         matches.sort_unstable();

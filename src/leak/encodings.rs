@@ -21,6 +21,8 @@ pub(super) struct Form {
     pub(super) bytes: Zeroizing<Vec<u8>>,
     /// The minimum length of a prefix of the form that counts as a partial match.
     pub(super) min_partial: usize,
+    /// The same in a response to a request in which the value was sent.
+    pub(super) min_sent_partial: usize,
     /// The number of bytes of the form that encode the first [`PUBLIC_PREFIX`] bytes of the value.
     pub(super) prefix_len: usize,
 }
@@ -34,14 +36,16 @@ pub(super) struct SearchTerm<'v> {
     pub(super) public: usize,
     /// The minimum length of a prefix that counts as a partial match, if it is not half of the secret part.
     pub(super) min_partial: Option<usize>,
-    /// No prefix counts as a partial match.
+    /// The same in a response to a request in which the value was sent, if it is another length.
+    pub(super) min_sent_partial: Option<usize>,
+    /// No prefix counts as a partial match, except as [`Self::min_sent_partial`] says.
     pub(super) is_whole_only: bool,
 }
 
 impl<'v> SearchTerm<'v> {
     /// Creates a term for a value that is secret from its first byte on.
     pub(super) fn new(value: &'v [u8]) -> Self {
-        Self { value, public: 0, min_partial: None, is_whole_only: false }
+        Self { value, public: 0, min_partial: None, min_sent_partial: None, is_whole_only: false }
     }
 }
 
@@ -56,44 +60,49 @@ pub(super) fn forms(term: SearchTerm<'_>) -> Vec<Form> {
     forms
 }
 
-fn add_forms(SearchTerm { value, public, min_partial, is_whole_only }: SearchTerm<'_>, forms: &mut Vec<Form>) {
+fn add_forms(term: SearchTerm<'_>, forms: &mut Vec<Form>) {
+    let SearchTerm { value, public, min_partial, min_sent_partial, is_whole_only } = term;
     let min_len = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
-    let raw_min_partial = |length: usize| {
-        if let Some(min_partial) = min_partial {
-            // Decoded escapes shorten a value and its parts in proportion.
-            return min_partial.saturating_mul(length).checked_div(value.len()).unwrap_or(length).max(MIN_VALUE);
-        }
-        let secret = length.saturating_sub(public);
-        public.saturating_add(secret.div_ceil(2).max(MIN_VALUE))
+    // The minimum lengths of partial matches in a form of the whole value that has this length.
+    let min_partials = |length: usize| {
+        // Decoded escapes shorten a value and its parts in proportion.
+        let scaled = |min: usize| min.saturating_mul(length).checked_div(value.len()).unwrap_or(length).max(MIN_VALUE);
+        let half = || public.saturating_add(length.saturating_sub(public).div_ceil(2).max(MIN_VALUE));
+        let always = min_partial.map_or_else(half, scaled);
+        [always, min_sent_partial.map_or(always, scaled)]
     };
-    let mut add = |bytes: Zeroizing<Vec<u8>>, min_partial: usize, prefix_len: usize| {
+    let mut add = |bytes: Zeroizing<Vec<u8>>, [min_partial, min_sent_partial]: [usize; 2], prefix_len: usize| {
         let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(bytes.iter().map(|byte| fold(*byte)).collect());
         if bytes.len() >= min_len && forms.iter().all(|form| form.bytes != bytes) {
-            let min_partial = if is_whole_only { bytes.len() } else { min_partial };
-            forms.push(Form { bytes, min_partial, prefix_len });
+            let length = bytes.len();
+            let is_sent_whole_only = is_whole_only && term.min_sent_partial.is_none();
+            let min_partial = if is_whole_only { length } else { min_partial };
+            let min_sent_partial = if is_sent_whole_only { length } else { min_sent_partial };
+            forms.push(Form { bytes, min_partial, min_sent_partial, prefix_len });
         }
     };
     // Invisible code points are removed from searched texts.
-    add(without_ignorable(value), raw_min_partial(value.len()), PUBLIC_PREFIX);
+    add(without_ignorable(value), min_partials(value.len()), PUBLIC_PREFIX);
     // If the value itself contains apparent escapes, they are decoded together with those of the text.
     let mut decoded = Zeroizing::new(value.to_vec());
     for _ in 0..2 {
         decoded = unescape::unescape_once(&decoded);
         decoded.retain(|byte| fold(*byte) != super::fold::SKIPPED);
         let visible = without_ignorable(&decoded);
-        let min_partial = raw_min_partial(visible.len());
-        add(visible, min_partial, PUBLIC_PREFIX);
+        let min_partials = min_partials(visible.len());
+        add(visible, min_partials, PUBLIC_PREFIX);
     }
     for offset in 0..3 {
         let form = base64_at(value, offset);
         let characters = |bytes: usize| bytes.saturating_mul(8).div_ceil(6);
-        let end = offset.saturating_add(raw_min_partial(value.len())).saturating_mul(8) / 6;
-        let min_partial = end.saturating_sub(characters(offset)).min(form.len());
-        add(form, min_partial, characters(PUBLIC_PREFIX));
+        let end = |min: usize| offset.saturating_add(min).saturating_mul(8) / 6;
+        let min_partials =
+            min_partials(value.len()).map(|min| end(min).saturating_sub(characters(offset)).min(form.len()));
+        add(form, min_partials, characters(PUBLIC_PREFIX));
     }
     let hex = hex(value);
-    let min_partial = raw_min_partial(value.len()).saturating_mul(2);
-    add(hex, min_partial, PUBLIC_PREFIX.saturating_mul(2));
+    let min_partials = min_partials(value.len()).map(|min| min.saturating_mul(2));
+    add(hex, min_partials, PUBLIC_PREFIX.saturating_mul(2));
 }
 
 /// Returns the forms of a value in a host name or a field name: in lower case and without dots. Base64 without case is
@@ -105,7 +114,7 @@ pub(super) fn name_forms(value: &[u8]) -> impl Iterator<Item = Form> {
     std::iter::once(plain).chain(coded).filter(|bytes| bytes.len() >= MIN_VALUE).map(|bytes| {
         let bytes: Zeroizing<Vec<u8>> =
             Zeroizing::new(bytes.iter().map(|byte| fold(byte.to_ascii_lowercase())).collect());
-        Form { min_partial: bytes.len(), prefix_len: PUBLIC_PREFIX, bytes }
+        Form { min_partial: bytes.len(), min_sent_partial: bytes.len(), prefix_len: PUBLIC_PREFIX, bytes }
     })
 }
 

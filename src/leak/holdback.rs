@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::delay_queue::DelayQueue;
 use super::families::FamilyStream;
 use super::matcher::{Finding, Matcher};
-use super::matches::Matches;
+use super::matches::{Matches, Partial};
 use super::scanner::Scanner;
 
 /// The minimum distance between marks in bytes. It limits the number of marks.
@@ -193,7 +193,7 @@ impl Holdback {
         let in_text = self.text_scanner.first_partial(index, read);
         let partial = in_text
             .or_else(|| self.sent_scanner.as_mut().and_then(|scanner| scanner.first_partial(index, releasable_to)));
-        if let Some((_, owner)) = partial {
+        if let Some(Partial { owner, .. }) = partial {
             return Err(self.matcher.finding(owner));
         }
         self.releasable_to = self.releasable_to.max(releasable_to);

@@ -14,7 +14,7 @@ use super::families::{Families, Family};
 use super::fold::{begins_escape, fold, without_ignorable};
 use super::index::{Half, Index, Owner, Patterns, ValueOwner};
 use super::mask::mask;
-use super::matches::{Match, Matches};
+use super::matches::{Match, Matches, Partial};
 use super::readings::readings;
 use super::scanner::Scanner;
 use super::strength::{self, Halves, Strength};
@@ -48,9 +48,11 @@ impl<'v> Value<'v> {
     pub fn with_halves(self, strength: Strength) -> Self {
         match strength {
             Strength::Strong(halves) => {
-                let min_partial = halves.part.map(|partial| self.term.public.saturating_add(partial));
+                let after_public = |part: usize| self.term.public.saturating_add(part);
+                let [min_partial, min_sent_partial] =
+                    [halves.part, halves.sent_part].map(|part| part.map(after_public));
                 let is_whole_only = self.term.is_whole_only || min_partial.is_none();
-                Self { halves, term: SearchTerm { min_partial, is_whole_only, ..self.term }, ..self }
+                Self { halves, term: SearchTerm { min_partial, min_sent_partial, is_whole_only, ..self.term }, ..self }
             }
             Strength::Weak(_) => self,
         }
@@ -67,7 +69,7 @@ impl<'v> Value<'v> {
     /// Searches for the whole value only, so that no part of it counts.
     #[must_use]
     pub fn whole(self) -> Self {
-        let term = SearchTerm { is_whole_only: true, ..self.term };
+        let term = SearchTerm { is_whole_only: true, min_sent_partial: None, ..self.term };
         Self { term, halves: Halves::default(), ..self }
     }
 }
@@ -114,8 +116,8 @@ pub struct Finding {
 pub(super) struct TextMatches {
     /// The ranges of values and their owners, in order.
     pub(super) ranges: Vec<(Range<usize>, u32)>,
-    /// The partial matches at the end: their starts and owners.
-    pub(super) partials: Vec<(usize, u32)>,
+    /// The partial matches at the end.
+    pub(super) partials: Vec<Partial>,
 }
 
 impl Default for Matcher {
@@ -164,7 +166,12 @@ impl Matcher {
             }
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
-        let shortest_part = all.iter().map(|(form, _)| form.min_partial).min().unwrap_or(MIN_VALUE).min(shortest);
+        let shortest_part = all
+            .iter()
+            .map(|(form, _)| form.min_partial.min(form.min_sent_partial))
+            .min()
+            .unwrap_or(MIN_VALUE)
+            .min(shortest);
         let longest_of =
             |value: &[u8]| readings(value).iter().map(|reading| reading.len()).max().max(Some(value.len()));
         let longest = distinct.iter().filter_map(|(term, _)| longest_of(term.value)).max().unwrap_or_default();
@@ -240,7 +247,7 @@ impl Matcher {
         // A partial match at the end of a text counts, as at the end of a body.
         let partial = scanner.first_partial(&self.index, u64::MAX);
         scanner.end(&self.index, &mut matches);
-        self.first_finding(&matches).or_else(|| partial.map(|(_, owner)| self.finding(owner)))
+        self.first_finding(&matches).or_else(|| partial.map(|partial| self.finding(partial.owner)))
     }
 
     /// Returns the first value in a host name or a field name. A host name has no case and splits long values into
@@ -302,7 +309,7 @@ impl Matcher {
         let mut ranges: Vec<_> =
             matches.complete.iter().map(|Match { owner, from, to }| (offset(*from)..offset(*to), *owner)).collect();
         ranges.sort_by_key(|(range, _)| range.start);
-        TextMatches { ranges, partials: partials.into_iter().map(|(from, owner)| (offset(from), owner)).collect() }
+        TextMatches { ranges, partials }
     }
 
     /// Overwrites the values in an external text.
@@ -316,7 +323,8 @@ impl Matcher {
     #[must_use]
     pub fn redact_for_log<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let TextMatches { ranges, partials } = self.text_matches(text.as_bytes());
-        let partial = partials.into_iter().map(|(from, _)| from..text.len());
+        let partials = partials.into_iter().filter(|partial| !partial.only_if_sent);
+        let partial = partials.map(|partial| usize::try_from(partial.from).unwrap_or(usize::MAX)..text.len());
         overwrite(text, ranges.into_iter().map(|(range, _)| range).chain(partial))
     }
 }

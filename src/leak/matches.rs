@@ -10,6 +10,22 @@ pub(super) struct Match {
     pub(super) owner: u32,
 }
 
+/// A partial match at the end of a text. The field order is the sort order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Partial {
+    pub(super) from: u64,
+    pub(super) owner: u32,
+    /// It counts only in a response to a request in which the value was sent.
+    pub(super) only_if_sent: bool,
+}
+
+impl Partial {
+    /// Returns the partial match at another position.
+    pub(super) fn at(self, from: u64) -> Self {
+        Self { from, ..self }
+    }
+}
+
 /// The matches in a stream so far.
 #[derive(Clone, Default)]
 pub(super) struct Matches {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::encodings::MIN_VALUE;
 use super::index::Index;
-use super::matches::{Match, Matches};
+use super::matches::{Match, Matches, Partial};
 use super::stream::{ScanStream, complete_values};
 
 /// The minimum number of bytes that encode one byte in a list: a digit and a separator.
@@ -66,10 +66,10 @@ impl NumberLists {
         self.finish(index, matches);
     }
 
-    /// Returns the partial matches at the end that start before a position: their starts and owners.
-    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    /// Returns the partial matches at the end that start before a position.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         let partials = [self.decimal.partials(index, before), self.hex.partials(index, before)];
-        partials.into_iter().flatten().filter(|(from, _)| *from < before).collect()
+        partials.into_iter().flatten().filter(|partial| partial.from < before).collect()
     }
 }
 
@@ -251,7 +251,7 @@ impl<const RADIX: u32> List<RADIX> {
         self.dropped = 0;
     }
 
-    fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         let with_unsearched = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
         let mut partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
         if let Some((byte, _)) = self.number.byte(Self::DIGITS).filter(|_| !self.number.is_longer())
@@ -263,7 +263,7 @@ impl<const RADIX: u32> List<RADIX> {
             partials.extend(scan.partials(index, u64::MAX));
             partials.extend(complete_values(&matches));
         }
-        partials.into_iter().map(|(from, owner)| (self.position_of(from).0, owner)).collect()
+        partials.into_iter().map(|partial| partial.at(self.position_of(partial.from).0)).collect()
     }
 }
 

@@ -387,6 +387,7 @@ mod tests {
         Form {
             bytes: Zeroizing::new(pattern.iter().map(|byte| fold(*byte)).collect()),
             min_partial: pattern.len(),
+            min_sent_partial: pattern.len(),
             prefix_len: lead,
         }
     }

@@ -10,7 +10,7 @@ use super::delay_queue::DelayQueue;
 use super::index::{Half, ValueOwner};
 use super::mask::mask;
 use super::matcher::{Matcher, TextMatches};
-use super::matches::{Match, Matches};
+use super::matches::{Match, Matches, Partial};
 use super::scanner::Scanner;
 use crate::model::name::CredentialName;
 
@@ -111,8 +111,7 @@ impl Redactor {
     pub fn end(&mut self) {
         let end = self.queue.end();
         // Ending the scanner completes a pending escape, after which the part before it is no longer at the end.
-        let partials =
-            if end > self.releasable_to { self.scanner.partials(&self.matcher.index, end) } else { Vec::new() };
+        let partials = if end > self.releasable_to { self.partials(end) } else { Vec::new() };
         self.scanner.end(&self.matcher.index, &mut self.matches);
         self.overwrite_matches();
         self.release_with(end, &partials);
@@ -129,20 +128,31 @@ impl Redactor {
     /// Releases the bytes before `releasable_to`. Half of a value or more at the end is overwritten.
     fn release(&mut self, releasable_to: u64) {
         if releasable_to > self.releasable_to {
-            let partials = self.scanner.partials(&self.matcher.index, releasable_to);
+            let partials = self.partials(releasable_to);
             self.release_with(releasable_to, &partials);
         }
     }
 
+    /// Returns the partial matches at the end that start before a position and count in this exchange.
+    fn partials(&mut self, before: u64) -> Vec<Partial> {
+        let partials = self.scanner.partials(&self.matcher.index, before);
+        partials.into_iter().filter(|partial| self.counts(*partial)).collect()
+    }
+
+    /// Returns true for a partial match that counts in this exchange.
+    fn counts(&self, partial: Partial) -> bool {
+        !partial.only_if_sent || self.was_sent(partial.owner)
+    }
+
     /// As [`Self::release`], with the partial matches at the end.
-    fn release_with(&mut self, releasable_to: u64, partials: &[(u64, u32)]) {
-        if let Some((from, owner)) = partials.iter().min().copied()
+    fn release_with(&mut self, releasable_to: u64, partials: &[Partial]) {
+        if let Some(Partial { from, owner, .. }) = partials.iter().min().copied()
             && releasable_to.max(from) > self.releasable_to
             // The end of a whole value may be the start of another one, and is already overwritten.
             && !(self.overwritten.start <= from && releasable_to <= self.overwritten.end)
         {
             // Several values may have the same start.
-            if partials.iter().any(|(_, owner)| self.was_sent(*owner)) {
+            if partials.iter().any(|partial| self.was_sent(partial.owner)) {
                 self.add_part(from..releasable_to);
             } else if self.counted_half_start != Some(from) {
                 self.add_find();
@@ -161,7 +171,7 @@ impl Redactor {
         }
         let continued = self.scanner.partials(&self.matcher.index, u64::MAX);
         let continued: Vec<u64> =
-            continued.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
+            continued.into_iter().filter(|partial| self.was_sent(partial.owner)).map(|partial| partial.from).collect();
         let before = self.pending_parts.len();
         self.pending_parts.retain(|part| continued.iter().any(|from| *from <= part.start));
         for _ in self.pending_parts.len()..before {
@@ -261,7 +271,8 @@ impl Redactor {
     /// Returns `None` if there are none.
     pub fn redact_text(&mut self, text: &[u8]) -> Option<Vec<u8>> {
         let TextMatches { ranges, partials } = self.matcher.text_matches(text);
-        let partial = partials.into_iter().min();
+        let partial = partials.into_iter().filter(|partial| self.counts(*partial)).min();
+        let partial = partial.map(|partial| (usize::try_from(partial.from).unwrap_or(usize::MAX), partial.owner));
         let partial = partial
             .filter(|(from, _)| !ranges.iter().any(|(range, _)| range.start <= *from && range.end == text.len()));
         let mut bytes = (!ranges.is_empty() || partial.is_some()).then(|| text.to_vec())?;

@@ -2,7 +2,7 @@
 
 use super::embedded::EmbeddedBase64;
 use super::index::Index;
-use super::matches::Matches;
+use super::matches::{Matches, Partial};
 use super::number_lists::NumberLists;
 use super::stream::{ScanStream, sort_from};
 
@@ -38,13 +38,13 @@ impl Scanner {
         sort_from(&mut matches.complete, before);
     }
 
-    /// Returns the longest partial match at the end that starts before a position: its start and owner.
-    pub(super) fn first_partial(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        self.partials(index, before).into_iter().min()
+    /// Returns the longest partial match at the end that starts before a position and counts everywhere.
+    pub(super) fn first_partial(&mut self, index: &Index, before: u64) -> Option<Partial> {
+        self.partials(index, before).into_iter().filter(|partial| !partial.only_if_sent).min()
     }
 
-    /// Returns the partial matches at the end that start before a position: their starts and owners.
-    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    /// Returns the partial matches at the end that start before a position.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         let mut partials = self.stream.partials(index, before);
         partials.extend(self.base64.partials(index, before));
         partials.extend(self.numbers.partials(index, before));

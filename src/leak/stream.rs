@@ -1,7 +1,7 @@
 //! Scans the bytes of a stream in all their views, regardless of how the stream is cut into pieces.
 
 use super::index::Index;
-use super::matches::{Match, Matches};
+use super::matches::{Match, Matches, Partial};
 use super::unescape::{EscapeFamilies, MAX_ESCAPE};
 use super::views::ViewTree;
 
@@ -17,7 +17,7 @@ pub(super) struct ScanStream {
     /// The number of bytes fed so far.
     position: u64,
     /// The partial matches if the stream pauses here, once they have been computed.
-    at_pause: Option<Vec<(u64, u32)>>,
+    at_pause: Option<Vec<Partial>>,
 }
 
 impl ScanStream {
@@ -68,8 +68,8 @@ impl ScanStream {
         sort_from(&mut matches.complete, before);
     }
 
-    /// Returns the partial matches at the end that start before a position: their starts and owners.
-    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    /// Returns the partial matches at the end that start before a position.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         self.partials_with(index, before, self.first_unsearched().is_some_and(|pending| pending < before))
     }
 
@@ -80,14 +80,14 @@ impl ScanStream {
     }
 
     /// As [`Self::partials`]. The unsearched rest is included only if `with_unsearched` is set.
-    pub(super) fn partials_with(&mut self, index: &Index, before: u64, with_unsearched: bool) -> Vec<(u64, u32)> {
+    pub(super) fn partials_with(&mut self, index: &Index, before: u64, with_unsearched: bool) -> Vec<Partial> {
         if with_unsearched {
             let partials = match self.at_pause.take() {
                 Some(partials) => partials,
                 None => self.partials_at_pause(index),
             };
             let partials = self.at_pause.insert(partials);
-            return partials.iter().copied().filter(|(from, _)| *from < before).collect();
+            return partials.iter().copied().filter(|partial| partial.from < before).collect();
         }
         let mut partials = self.views.partials(index, before);
         if self.views.has_pending_escape() {
@@ -98,7 +98,7 @@ impl ScanStream {
 
     /// Returns the partial matches if the stream pauses here. The rest is searched in a copy of the views: if the state
     /// after it were kept, the time that the following bytes take would depend on whether a pattern has begun.
-    fn partials_at_pause(&self, index: &Index) -> Vec<(u64, u32)> {
+    fn partials_at_pause(&self, index: &Index) -> Vec<Partial> {
         let mut matches = Matches::default();
         let mut views = self.views.clone();
         views.flush(index, &mut matches);
@@ -115,17 +115,17 @@ impl ScanStream {
 
 /// Returns the partial matches at the end of a text, and the values that are complete there. An incomplete escape may
 /// already determine the decoded byte, and an incomplete code point may be part of a value.
-fn partials_at_end(mut views: ViewTree, index: &Index, before: u64) -> impl Iterator<Item = (u64, u32)> {
+fn partials_at_end(mut views: ViewTree, index: &Index, before: u64) -> impl Iterator<Item = Partial> {
     let mut matches = Matches::default();
     views.end(index, &mut matches);
     let mut partials = views.partials(index, before);
-    partials.extend(complete_values(&matches).filter(|(from, _)| *from < before));
+    partials.extend(complete_values(&matches).filter(|partial| partial.from < before));
     partials.into_iter()
 }
 
 /// Returns the values that are complete if the stream ends here.
-pub(super) fn complete_values(matches: &Matches) -> impl Iterator<Item = (u64, u32)> {
-    matches.complete.iter().map(|matched| (matched.from, matched.owner))
+pub(super) fn complete_values(matches: &Matches) -> impl Iterator<Item = Partial> {
+    matches.complete.iter().map(|Match { from, owner, .. }| Partial { from: *from, owner: *owner, only_if_sent: false })
 }
 
 /// Sorts the matches that several views have added since index `before`.

@@ -44,6 +44,9 @@ pub struct Halves {
     /// The minimum number of bytes at the start of the value that count as a part of it at a pause or at the end of a
     /// text. They are at least half of the value and strong themselves. Without it only the whole value counts.
     pub(super) part: Option<usize>,
+    /// The same in a response to a request in which the value was sent. The origin knows the value then and may return it,
+    /// so the rest after a shorter part must be hard to guess too.
+    pub(super) sent_part: Option<usize>,
 }
 
 /// The reason why a value is weak.
@@ -69,8 +72,8 @@ impl Strength {
             None if distinctive_part(secret).len() < MIN_HALVED => {
                 let distinctive = distinctive_part(secret);
                 let secret_part = distinctive.len() < secret.len() && estimator.weakness(distinctive).is_none();
-                let part = strong_part(secret, &mut estimator);
-                Self::Strong(Halves { secret_part, part, ..Halves::default() })
+                let [part, sent_part] = parts(secret, &mut estimator);
+                Self::Strong(Halves { secret_part, part, sent_part, ..Halves::default() })
             }
             None => {
                 let (first, second) = halves(secret);
@@ -80,12 +83,13 @@ impl Strength {
                 let is_first_searched = is_distinctive && estimator.weakness(first).is_none();
                 // A part that is longer than the first half would not continue a match of that half.
                 let first_end = memchr::memmem::rfind(secret, first).map_or(secret.len(), |at| at + first.len());
-                let part = strong_part(secret, &mut estimator);
-                let part = part.map(|part| if is_first_searched { part.min(first_end) } else { part });
+                let [part, sent_part] = parts(secret, &mut estimator)
+                    .map(|part| part.map(|part| if is_first_searched { part.min(first_end) } else { part }));
                 Self::Strong(Halves {
                     first: is_first_searched,
                     second: estimator.weakness(second).is_none(),
                     part,
+                    sent_part,
                     ..Halves::default()
                 })
             }
@@ -99,41 +103,61 @@ impl Strength {
     }
 }
 
-/// Returns the minimum length of a start of the value that has at least half of its secret part and is strong without
-/// the public prefix of its kind of keys.
+/// Returns the minimum lengths of the starts of the value that count as a part of it, [`Halves::part`] and
+/// [`Halves::sent_part`]. They have at least half of its secret part and are hard to guess without the public prefix of
+/// its kind of keys.
 ///
 /// A guessable part must not count. The reaction to it would confirm the guess, and the rest could then be guessed too.
-fn strong_part(value: &[u8], estimator: &mut Estimator) -> Option<usize> {
+/// Where the value was sent, an origin that returns it shows everything before such a part, so a part that takes as many
+/// guesses as the rest is the best choice.
+fn parts(value: &[u8], estimator: &mut Estimator) -> [Option<usize>; 2] {
     let distinctive = distinctive_part(value);
-    let offset = memchr::memmem::rfind(value, distinctive).filter(|_| !distinctive.is_empty())?;
+    let Some(offset) = memchr::memmem::rfind(value, distinctive).filter(|_| !distinctive.is_empty()) else {
+        return [None; 2];
+    };
     let public = kind_prefix_len(distinctive);
     let secret = distinctive.get(public..).unwrap_or_default();
     let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
-    let mut lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
-    let is_strong = |length: &usize| {
-        let part = secret.get(..*length).unwrap_or_default();
-        estimator.weakness(part).is_none() || is_random(part, estimator)
-    };
-    lengths.find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
+    let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
+    let to_end = |length: usize| offset.saturating_add(public).saturating_add(length);
+    let (mut strong, mut sent) = (None, None);
+    for length in lengths {
+        let part = secret.get(..length).unwrap_or_default();
+        let is_strong = estimator.weakness(part).is_none() || random_bits(part, estimator) * MARGIN >= STRONG_BITS;
+        if is_strong {
+            strong = Some(to_end(length));
+        }
+        if sent.is_none() && (is_strong || random_bits(part, estimator) >= SENT_PART_BITS) {
+            sent = Some(to_end(length));
+        }
+        if is_strong {
+            break;
+        }
+    }
+    [strong, sent]
 }
 
-/// Returns true for a part of a strong value that looks random and has so many characters that it takes [`MIN_STRONG_GUESSES`]
-/// guesses.
+/// The number of guesses of a strong part, as a power of two.
+const STRONG_BITS: f64 = MIN_STRONG_GUESSES.ilog2() as f64;
+/// Allows for keys that are less random than they look.
+const MARGIN: f64 = 0.85;
+/// The same for a part of a value that was sent: eight hex digits.
+const SENT_PART_BITS: f64 = 32.0;
+
+/// Returns the number of guesses that a part of a strong value takes if it looks random, as a power of two; otherwise 0.
 ///
 /// The estimator assumes ten possibilities for each character that it cannot explain. A key has more, and with the
 /// estimator's figure nearly all of a short key could pass before a part of it counts.
-fn is_random(part: &[u8], estimator: &mut Estimator) -> bool {
-    /// Allows for keys that are less random than they look.
-    const MARGIN: f64 = 0.85;
+fn random_bits(part: &[u8], estimator: &mut Estimator) -> f64 {
     let is_hex = part.iter().all(u8::is_ascii_hexdigit);
     let sizes = if is_hex { [6.0, 6.0, 10.0, 0.0] } else { [26.0, 26.0, 10.0, 16.0] };
     let used = |wanted: u8| part.iter().any(|byte| kind_of(byte) == wanted);
     let alphabet: f64 = (0..).zip(sizes).filter(|(wanted, _)| used(*wanted)).map(|(_, size)| size).sum();
     let unexplained = 10_u64.saturating_pow(u32::try_from(part.len().saturating_sub(1)).unwrap_or(u32::MAX));
-    part.len() >= MIN_VALUE
-        && is_mixed(part)
-        && part.len() as f64 * alphabet.log2() * MARGIN >= MIN_STRONG_GUESSES.ilog2().into()
-        && estimator.guesses(part) >= unexplained
+    // Words of hex digits are short, and the estimator knows dates.
+    let is_mixed = if is_hex { used(2) && (used(0) || used(1)) } else { is_mixed(part) };
+    let is_random = part.len() >= MIN_VALUE && is_mixed && estimator.guesses(part) >= unexplained;
+    if is_random { part.len() as f64 * alphabet.log2() } else { 0.0 }
 }
 
 /// Returns true if the text changes between kinds of characters as often as random text. Words and dates do so rarely.

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 use super::automaton::{Automaton, State};
 use super::fold::{fold, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
 use super::index::{Index, Patterns};
-use super::matches::{Match, Matches};
+use super::matches::{Match, Matches, Partial};
 use super::unescape::PositionedByte;
 
 /// The automaton stops where fewer bytes of a pattern than this match, and the prefilter takes over.
@@ -319,11 +319,11 @@ impl View {
     }
 
     /// Returns the partial matches at the end that start before a position, the longest first.
-    pub(super) fn partials(&self, automaton: &Automaton, before: u64) -> Vec<(u64, u32)> {
+    pub(super) fn partials(&self, automaton: &Automaton, before: u64) -> Vec<Partial> {
         let start = |n: usize| self.byte_start(self.read.saturating_sub(n as u64));
-        let partials = automaton.partials(self.state).map(|(n, owners)| (start(n), owners));
-        let partials = partials.filter(|(from, _)| *from < before);
-        partials.flat_map(|(from, owners)| owners.iter().map(move |owner| (from, *owner))).collect()
+        let partials = automaton.partials(self.state).map(|(n, owner, only_if_sent)| (start(n), owner, only_if_sent));
+        let partials = partials.map(|(from, owner, only_if_sent)| Partial { from, owner, only_if_sent });
+        partials.filter(|partial| partial.from < before).collect()
     }
 }
 

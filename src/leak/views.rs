@@ -18,7 +18,7 @@
 //! Every byte of a view carries its position in the stream, so a match in any view covers a range of the stream.
 
 use super::index::Index;
-use super::matches::Matches;
+use super::matches::{Matches, Partial};
 use super::unescape::{DecodedTo, EscapeFamilies, MAX_ESCAPE};
 use super::unescaped_view::UnescapedView;
 use super::view::{Buffer, SearchMode, Source};
@@ -86,8 +86,8 @@ impl ViewTree {
         self.derived.any(&|view| view.has_pending_escape())
     }
 
-    /// Returns the partial matches at the end that start before a position: their starts and owners.
-    pub(super) fn partials(&self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    /// Returns the partial matches at the end that start before a position.
+    pub(super) fn partials(&self, index: &Index, before: u64) -> Vec<Partial> {
         let mut partials = self.raw.view.partials(&index.patterns.automaton, before);
         self.derived.for_each(&mut |view| {
             if view.is_diverged() {

@@ -132,3 +132,39 @@ async fn a_word_that_begins_a_weak_value_is_no_find() {
         assert!(lab.ended(n).await.get("alarm").is_none());
     }
 }
+
+/// An origin that returns the value can be made to pause within it. The rest must then be hard to guess, also for keys
+/// with few possibilities for each character.
+#[test]
+fn a_pause_within_an_echo_of_a_hex_key_shows_half_of_it() {
+    use sha2::{Digest, Sha256};
+    let keys = (0..40).flat_map(|seed: u32| {
+        let digest = Sha256::digest(seed.to_be_bytes());
+        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        [16, 20, 24, 28].map(|length| hex[..length].to_owned())
+    });
+    let keys: Vec<String> = keys.filter(|key| Strength::of(key.as_bytes()).is_strong()).collect();
+    // Returns the number of digits that a pause within the key shows at most.
+    let shown = |key: &str| {
+        let shown_at = |cut: usize| {
+            let (part, rest) = key.split_at(cut);
+            let through = |rest: &str| {
+                let mut redactor = redactor(key.as_bytes(), Some("KEY"));
+                redactor.feed(Bytes::copy_from_slice(part.as_bytes()));
+                redactor.pause();
+                let out: Vec<u8> = std::iter::from_fn(|| redactor.take()).flatten().collect();
+                redactor.feed(Bytes::copy_from_slice(rest.as_bytes()));
+                redactor.end();
+                (out.iter().filter(|byte| **byte != b'*').count(), redactor.finds(true))
+            };
+            let (shown, finds) = through(rest);
+            assert_eq!(finds, 0, "{key} cut at {cut}: the whole value returns");
+            assert_eq!(through("#"), (shown, u64::from(shown < cut)), "{key} cut at {cut}: a part is a find");
+            shown
+        };
+        (1..key.len()).map(shown_at).max().unwrap_or_default()
+    };
+    let at_half = keys.iter().filter(|key| shown(key) < key.len() / 2).count();
+    // Some halves look like words or dates, which can be guessed.
+    assert!(keys.len() >= 150 && at_half * 10 >= keys.len() * 9, "{at_half} of {}", keys.len());
+}
