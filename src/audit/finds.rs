@@ -31,7 +31,7 @@ pub struct Finds {
     /// Returns the number of finds that stops an execution under the current policy.
     max_finds: Box<dyn Fn() -> u32 + Send + Sync>,
     found: watch::Sender<FindCounts>,
-    /// Finds recorded per execution, including those of requests in flight when the execution was stopped.
+    /// Finds per execution, including those of requests in flight when the execution was stopped.
     noted: Mutex<HashMap<ExecutionId, u32>>,
     /// The pending parts in responses, per execution.
     pending: Mutex<HashMap<ExecutionId, u32>>,
@@ -52,7 +52,7 @@ pub enum FindEvent {
 
 /// A find that was recorded.
 pub(super) struct NotedFind {
-    /// The number of finds recorded for the execution, including those after it was stopped.
+    /// The number of finds of the execution, including those after it was stopped.
     pub(super) number: u32,
     /// Earlier finds have already stopped the execution. Requests that are sent at once can each have a find; to the
     /// sandbox, those over the limit must look like any other request of a stopped execution.
@@ -169,6 +169,11 @@ impl Finds {
     /// Restores a count from the journal.
     pub fn restore(&self, execution: &ExecutionId, count: u32) {
         self.change(execution, |known| known.max(count));
+        let mut noted = self.noted.lock();
+        if noted.len() < MAX_EXECUTIONS || noted.contains_key(execution) {
+            let noted = noted.entry(execution.clone()).or_default();
+            *noted = count.max(*noted);
+        }
     }
 
     /// Removes an execution that was restarted or has ended.
@@ -213,6 +218,14 @@ impl Finds {
     /// [`Deny::ExecutionStopped`].
     pub fn check(&self, execution: &ExecutionId) -> Verdict<()> {
         if self.count(execution) >= (self.max_finds)() { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
+    }
+
+    /// Returns the number of finds of an execution for its lines in the log, from which it is restored if the ledger does
+    /// not have it, or `None` without finds.
+    pub(super) fn total(&self, execution: &ExecutionId) -> Option<u32> {
+        let noted = self.noted.lock().get(execution).copied();
+        let is_stopped_here = || self.found.borrow().get(execution) == Some(&STOPPED_LOCALLY);
+        noted.or_else(|| is_stopped_here().then(|| (self.max_finds)()))
     }
 
     fn count(&self, execution: &ExecutionId) -> u32 {

@@ -81,6 +81,9 @@ pub struct Line {
     /// The number of redacted places.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub redacted: Option<u64>,
+    /// The number of finds of the execution so far.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finds: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alarm: Option<String>,
     /// The duration of the exchange in milliseconds.

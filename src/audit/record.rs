@@ -643,7 +643,8 @@ impl Record {
     }
 
     fn stamped(&self, event: Event) -> Line {
-        let mut line = Line { ts: timestamp::now(), event, ..self.line.clone() };
+        let finds = self.caller.as_ref().and_then(|(_, execution)| self.finds.total(execution));
+        let mut line = Line { ts: timestamp::now(), event, finds, ..self.line.clone() };
         if self.caller.is_none()
             && let Some(path) = &mut line.path
         {

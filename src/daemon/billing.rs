@@ -1,4 +1,5 @@
-//! Billing and the record of tool calls, both derived from the audit log, so that they agree with it after a crash.
+//! Billing and the record of tool calls, both derived from the audit log, so that they agree with it after a crash. Finds
+//! that the ledger does not have yet are restored from the log too.
 //!
 //! The ledger stores the position up to which the log has been processed. The rest of the log is processed at start.
 
@@ -146,6 +147,9 @@ impl<'s> Biller<'s> {
         let lines: Vec<Line> = written.lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let mut bills: HashMap<ExecutionId, u32> = HashMap::new();
         let mut calls: HashMap<ExecutionId, VecDeque<ToolCall>> = HashMap::new();
+        // The ledger gets the finds of this process as they occur.
+        let is_replay = self.source == LineSource::Replay;
+        let mut finds: HashMap<ExecutionId, Vec<(Millis, u32)>> = HashMap::new();
         for line in &lines {
             let Some(execution) = line.execution.as_deref().map(ExecutionId::new) else { continue };
             if let Some(call) = tool_call(line) {
@@ -156,10 +160,21 @@ impl<'s> Biller<'s> {
                 }
                 latest.push_back(call);
             }
+            if let Some(count) = line.finds.filter(|_| is_replay) {
+                let at = written_at(line);
+                let known = finds.entry(execution.clone()).or_default();
+                // The count grows, and is the only one that matters, except after a restart of the execution.
+                if known.last().is_none_or(|(_, last)| *last != count) {
+                    known.push((at, count));
+                }
+            }
             if let Some(half_credits) = half_credits(line) {
                 let sum = bills.entry(execution).or_default();
                 *sum = sum.saturating_add(half_credits);
             }
+        }
+        for (execution, counts) in finds {
+            self.restore_finds(&execution, &counts).await;
         }
         let mut calls = calls.into_iter();
         loop {
@@ -175,6 +190,19 @@ impl<'s> Biller<'s> {
         // Billed last, because this also stores the position, which marks all the lines as processed.
         if let Some(cursor) = Cursor::new(&written.mac) {
             self.bill(bills.into_iter().collect(), cursor).await;
+        }
+    }
+
+    /// Restores the number of finds of an execution from its lines. Lines before the execution was last restarted do not
+    /// count.
+    async fn restore_finds(&self, execution: &ExecutionId, counts: &[(Millis, u32)]) {
+        let services = self.services;
+        let state = retry(services, || services.ledger.state(execution)).await.flatten();
+        let Some(started) = state.map(|state| state.execution.created_at) else { return };
+        let finds = counts.iter().filter(|(at, _)| *at >= started).map(|(_, count)| *count).max();
+        if let Some(finds) = finds {
+            let most = services.policies.snapshot().leak().max_finds();
+            retry(services, || services.ledger.restore_finds(execution, finds, most, Millis::now())).await;
         }
     }
 
@@ -259,9 +287,18 @@ fn tool_call(line: &Line) -> Option<ToolCall> {
     })
 }
 
+/// Returns when the line was written.
+fn written_at(line: &Line) -> Millis {
+    Millis::of(std::time::SystemTime::from(written_time(line)))
+}
+
+fn written_time(line: &Line) -> OffsetDateTime {
+    OffsetDateTime::parse(&line.ts, &Rfc3339).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}
+
 /// Returns the start of the call: the time of the line, which is written at the end, minus the latency.
 fn called_at(line: &Line, latency_ms: f64) -> Millis {
-    let ended = OffsetDateTime::parse(&line.ts, &Rfc3339).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let ended = written_time(line);
     let took = Duration::try_from_secs_f64(latency_ms / 1000.0).unwrap_or_default();
     Millis::of(std::time::SystemTime::from(ended).checked_sub(took).unwrap_or(std::time::UNIX_EPOCH))
 }

@@ -120,8 +120,12 @@ impl Entry {
     }
 
     pub(super) fn note_find(&mut self, most: u32, now: Millis) {
-        self.finds = self.finds.saturating_add(1);
-        if self.finds >= most {
+        self.set_finds(self.finds.saturating_add(1), most, now);
+    }
+
+    pub(super) fn set_finds(&mut self, finds: u32, most: u32, now: Millis) {
+        self.finds = finds;
+        if finds >= most {
             self.stop(StopReason::Finds, now);
         }
     }

@@ -147,6 +147,17 @@ impl Local {
         receipt.written().await.map(|()| is_stopped)
     }
 
+    pub(super) async fn restore_finds(&self, id: &ExecutionId, finds: u32, most: u32, now: Millis) -> Result<()> {
+        self.ready()?;
+        let receipt = {
+            let mut shard = self.store.shard(id);
+            let Some(entry) = shard.get_mut(id).filter(|entry| entry.finds < finds) else { return Ok(()) };
+            entry.set_finds(finds, most, now);
+            self.write(&Change::Found { id: id.as_str().into(), finds, stopped: entry.stopped })?
+        };
+        receipt.written().await
+    }
+
     pub(super) async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
         self.ready()?;
         let receipt = {

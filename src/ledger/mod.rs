@@ -230,6 +230,18 @@ impl Ledger {
         }
     }
 
+    /// Raises the number of finds of an execution to the one that the audit log shows, if it is larger. If it reaches
+    /// `most`, the execution is stopped. Does nothing if the execution no longer exists.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn restore_finds(&self, id: &ExecutionId, finds: u32, most: u32, now: Millis) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.restore_finds(id, finds, most, now).await,
+            Store::Shared(shared) => shared.restore_finds(id, finds, most).await,
+        }
+    }
+
     /// Records that a credential was found in outbound data of an execution. The find that reaches `most` stops the
     /// execution. Returns true if the execution is stopped or unknown. A shared ledger counts `find`, a unique id, only
     /// once, so the call may be repeated after an error.

@@ -163,6 +163,12 @@ impl Shared {
         Ok(is_stopped == 1)
     }
 
+    pub(super) async fn restore_finds(&self, id: &ExecutionId, finds: u32, most: u32) -> Result<()> {
+        let mut call = self.scripts.restore_finds.of(id);
+        call.arg(id.as_str()).arg(most).arg(finds);
+        self.link.invoke::<u8>(&call).await.map(drop)
+    }
+
     pub(super) async fn bill(
         &self,
         batch: &[(ExecutionId, u32)],

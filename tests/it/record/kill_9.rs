@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
+use super::full_disk::answer;
 use crate::lab::client::{empty, h1};
 use crate::lab::{KEY, LabBuilder, Origin, Reply};
 use crate::operation::cli::{Served, exeat, output, text};
@@ -181,6 +182,65 @@ async fn rounds(most: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn admitted_calls_survive_a_kill() {
     rounds(5).await;
+}
+
+/// The ledger may not respond while an execution has finds, and the daemon may be killed before it does. The finds are
+/// in the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn finds_that_the_ledger_does_not_have_are_restored_from_the_log() {
+    let place = Place::new().await;
+    let config = place.builder.dir.path().join("e.toml");
+    let text = fs::read_to_string(&config).unwrap().replace("max_finds = 1000000", "max_finds = 3");
+    fs::write(&config, text).unwrap();
+    let port = place.origin.port();
+    let request = |field: &str| {
+        format!(
+            "GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\n{{auth}}{field}\r\n\
+             Connection: close\r\n\r\n"
+        )
+    };
+    let (paid, leak) = (request("Exeat-Credential: KEY"), request(&format!("X-Key: {KEY}")));
+    let killed = |served: Served| {
+        served.signal(Signal::KILL);
+        let mut served = served;
+        assert!(!served.ended());
+    };
+    let (ledger, saved) = (place.state().join("ledger.exeat"), place.builder.dir.path().join("saved"));
+    let copy = |from: &std::path::Path, to: &std::path::Path| {
+        fs::copy(from, to).unwrap();
+    };
+    let execution = async |served: &Served| {
+        let shown = place.admin(served, "GET", "/v1/executions/t", &json!({})).await;
+        (shown["finds"].as_u64(), shown["stopped"].as_str().map(str::to_owned))
+    };
+    let served = place.serve();
+    assert!(answer(&served, &paid).await.starts_with("HTTP/1.1 200"));
+    killed(served);
+    copy(&ledger, &saved);
+
+    let served = place.serve();
+    for _ in 0..2 {
+        assert!(answer(&served, &leak).await.contains("leak_detected"));
+    }
+    killed(served);
+    copy(&saved, &ledger);
+    let served = place.serve();
+    assert_eq!(execution(&served).await, (Some(2), None));
+    assert!(answer(&served, &leak).await.contains("leak_detected"));
+    killed(served);
+
+    // Now with the stop.
+    copy(&saved, &ledger);
+    let served = place.serve();
+    assert_eq!(execution(&served).await, (Some(3), Some("finds".to_owned())));
+    assert!(answer(&served, &paid).await.contains("execution_stopped"));
+    // Finds from before a restart of the execution are over.
+    let restarted = place.admin(&served, "POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
+    assert_eq!(restarted["id"], "t", "{restarted}");
+    killed(served);
+    let served = place.serve();
+    assert_eq!(execution(&served).await, (Some(0), None));
+    assert!(answer(&served, &paid).await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -323,6 +323,15 @@ async fn finds_stop_an_execution(subject: &Subject) {
     assert_eq!(subject.take(&who, TOOL, FREE).await, TakeResult::Stopped);
     let standing = ledger.state(&who.id).await.unwrap().unwrap();
     assert_eq!((standing.finds, standing.stopped.unwrap().why), (4, StopReason::Finds));
+    // Those that only the log has. They are raised to a number, and may be restored again.
+    let who = execution("restored");
+    subject.start(&who).await;
+    for (restored, finds, is_stopped) in [(1, 1, false), (2, 2, false), (1, 2, false), (3, 3, true), (3, 3, true)] {
+        ledger.restore_finds(&who.id, restored, 3, subject.now()).await.unwrap();
+        let standing = ledger.state(&who.id).await.unwrap().unwrap();
+        assert_eq!((standing.finds, standing.stopped.is_some()), (finds, is_stopped), "{restored}");
+    }
+    assert_eq!(ledger.restore_finds(&id("nobody"), 3, 3, subject.now()).await, Ok(()));
     assert_eq!(ledger.find_noted(&id("nobody"), 3, "find", subject.now()).await, Ok(true), "what cannot be counted");
 }
 
