@@ -536,11 +536,14 @@ impl Record {
     /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may be sent.
     pub async fn write_decision(&mut self) -> Verdict<()> {
         self.redact_target();
-        let mut line = self.stamped(Event::Decided);
-        line.verdict = Some(LineVerdict::Allow);
+        self.stamp(Event::Decided);
+        // The verdict of the exchange is not known yet.
+        let verdict = self.line.verdict.replace(LineVerdict::Allow);
+        let written = self.sink.write_and_wait(&self.line);
+        self.line.verdict = verdict;
         self.progress = Progress::Deciding;
         self.sink.opened();
-        match self.sink.write_and_wait(&line).await {
+        match written.await {
             Ok(()) => {
                 self.progress = Progress::Decided;
                 Ok(())
@@ -642,15 +645,15 @@ impl Record {
         }
     }
 
-    fn stamped(&self, event: Event) -> Line {
-        let finds = self.caller.as_ref().and_then(|(_, execution)| self.finds.total(execution));
-        let mut line = Line { ts: timestamp::now(), event, finds, ..self.line.clone() };
+    /// Completes the line for an event.
+    fn stamp(&mut self, event: Event) {
+        (self.line.ts, self.line.event) = (timestamp::now(), event);
+        self.line.finds = self.caller.as_ref().and_then(|(_, execution)| self.finds.total(execution));
         if self.caller.is_none()
-            && let Some(path) = &mut line.path
+            && let Some(path) = &mut self.line.path
         {
             *path = cut(path, MAX_UNAUTHENTICATED_PATH);
         }
-        line
     }
 }
 
@@ -670,7 +673,8 @@ impl Drop for Record {
             return;
         }
         self.redact_target();
-        let mut line = self.stamped(if refused { Event::Refused } else { Event::Closed });
+        self.stamp(if refused { Event::Refused } else { Event::Closed });
+        let line = &mut self.line;
         if !decided {
             // The credential was selected but not used.
             line.credential_used = None;
@@ -689,7 +693,7 @@ impl Drop for Record {
             (None, ..) => Announce::No,
         };
         let keep = if decided || self.always_written { Keep::Line } else { Keep::Count };
-        self.sink.write(&line, told, keep);
+        self.sink.write(&self.line, told, keep);
         if decided {
             self.sink.closed();
         }

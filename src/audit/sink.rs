@@ -202,9 +202,14 @@ impl Sink {
     }
 
     /// Writes a line and waits until it is written.
-    pub(super) async fn write_and_wait(&self, line: &impl Serialize) -> Result<(), SinkError> {
-        let json = serde_json::to_string(line).map_err(|_| SinkError)?;
-        self.send_and_wait(json).await
+    ///
+    /// The line is read before this returns.
+    pub(super) fn write_and_wait<'s, T: Serialize>(
+        &'s self,
+        line: &T,
+    ) -> impl Future<Output = Result<(), SinkError>> + use<'s, T> {
+        let json = serde_json::to_string(line).map_err(|_| SinkError);
+        async move { self.send_and_wait(json?).await }
     }
 
     /// Waits until everything queued before has been written.

@@ -134,10 +134,11 @@ async fn handle(
         return Err(Fail::Overloaded.into());
     }
     if let Some(page) = page {
-        return self_api::answer(services, &policy, &caller, (page, request), record).await.map(Handled::Own);
+        let answer = Box::pin(self_api::answer(services, &policy, &caller, (page, request), record)).await;
+        return answer.map(Handled::Own);
     }
     if request.method() == Method::CONNECT {
-        let tunnel = tunnel::open_requested(services, &policy, &caller, request, record).await;
+        let tunnel = Box::pin(tunnel::open_requested(services, &policy, &caller, request, record)).await;
         return tunnel.map(Handled::Tunnelled);
     }
     let taken = services.throttle.take(&policy, &caller, Kind::from_headers_or_raw(request.headers()), record).await?;

@@ -66,10 +66,11 @@ pub(super) fn respond(
     pending.gate.accept_upgrade();
     record.status(response.status());
     let answer = respond::switched(services, response, &record);
+    let relay = Box::pin(relay(client.clone(), pending, accepted, record));
     let client = client.clone();
     services.tracker.spawn(async move {
         let abort = client.services.abort.clone();
-        abort.run_until_cancelled(relay(client, pending, accepted, record)).await;
+        abort.run_until_cancelled(relay).await;
     });
     answer
 }

@@ -245,8 +245,8 @@ impl Matcher {
             }
         }
         // A partial match at the end of a text counts, as at the end of a body.
-        let partial = scanner.first_partial(&self.index, u64::MAX);
-        scanner.end(&self.index, &mut matches);
+        let partials = scanner.end_with_partials(&self.index, &mut matches);
+        let partial = partials.into_iter().filter(|partial| !partial.only_if_sent).min();
         self.first_finding(&matches).or_else(|| partial.map(|partial| self.finding(partial.owner)))
     }
 
@@ -303,8 +303,7 @@ impl Matcher {
         }
         let (mut scanner, mut matches) = (Scanner::default(), Matches::default());
         scanner.feed(&self.index, text, &mut matches);
-        let partials = scanner.partials(&self.index, u64::MAX);
-        scanner.end(&self.index, &mut matches);
+        let partials = scanner.end_with_partials(&self.index, &mut matches);
         let offset = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let mut ranges: Vec<_> =
             matches.complete.iter().map(|Match { owner, from, to }| (offset(*from)..offset(*to), *owner)).collect();

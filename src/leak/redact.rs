@@ -111,8 +111,8 @@ impl Redactor {
     pub fn end(&mut self) {
         let end = self.queue.end();
         // Ending the scanner completes a pending escape, after which the part before it is no longer at the end.
-        let partials = if end > self.releasable_to { self.partials(end) } else { Vec::new() };
-        self.scanner.end(&self.matcher.index, &mut self.matches);
+        let mut partials = self.scanner.end_with_partials(&self.matcher.index, &mut self.matches);
+        partials.retain(|partial| end > self.releasable_to && self.counts(*partial));
         self.overwrite_matches();
         self.release_with(end, &partials);
         for _ in std::mem::take(&mut self.pending_parts) {

@@ -38,6 +38,18 @@ impl Scanner {
         sort_from(&mut matches.complete, before);
     }
 
+    /// As [`Self::end`]. Returns the partial matches at the end, as [`Self::partials`] does before it.
+    pub(super) fn end_with_partials(&mut self, index: &Index, matches: &mut Matches) -> Vec<Partial> {
+        let before = matches.complete.len();
+        let mut partials = self.base64.partials(index, u64::MAX);
+        partials.extend(self.numbers.partials(index, u64::MAX));
+        partials.extend(self.stream.end_with_partials(index, matches));
+        self.base64.end(index, matches);
+        self.numbers.end(index, matches);
+        sort_from(&mut matches.complete, before);
+        partials
+    }
+
     /// Returns the longest partial match at the end that starts before a position and counts everywhere.
     pub(super) fn first_partial(&mut self, index: &Index, before: u64) -> Option<Partial> {
         self.partials(index, before).into_iter().filter(|partial| !partial.only_if_sent).min()

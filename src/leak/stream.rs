@@ -68,6 +68,22 @@ impl ScanStream {
         sort_from(&mut matches.complete, before);
     }
 
+    /// As [`Self::end`]. Returns the partial matches at the end, as [`Self::partials`] does before it. As nothing follows,
+    /// the views need not be copied for them.
+    pub(super) fn end_with_partials(&mut self, index: &Index, matches: &mut Matches) -> Vec<Partial> {
+        let mut complete = Matches::default();
+        self.views.flush(index, &mut complete);
+        let mut partials = self.views.partials(index, u64::MAX);
+        partials.extend(complete_values(&complete));
+        if self.views.has_pending_escape() || self.views.first_unsearched().is_some() {
+            partials.extend(partials_at_end(self.views.clone(), index, u64::MAX));
+        }
+        matches.merge_partial(&mut complete);
+        matches.complete.append(&mut complete.complete);
+        self.end(index, matches);
+        partials
+    }
+
     /// Returns the partial matches at the end that start before a position.
     pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<Partial> {
         self.partials_with(index, before, self.first_unsearched().is_some_and(|pending| pending < before))
@@ -438,6 +454,39 @@ mod tests {
             let pieces: Vec<_> = at.windows(2).map(|w| &text[w[0]..w[1]]).collect();
             let found = found(&matcher, &pieces);
             prop_assert!(agree(&found, &want), "{:?} {:?}", found, want);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+        /// The end without a copy of the views finds the same as a pause, which makes one, and the end after it.
+        #[test]
+        fn the_end_with_partials_is_a_pause_and_an_end(
+            parts in proptest::collection::vec(prop_oneof![nested(), text_piece(), filler()], 0..5),
+            end in any::<prop::sample::Index>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
+            let text = parts.concat();
+            let text = &text[..end.index(text.len() + 1)];
+            let (one, two) = text.split_at(cut.index(text.len() + 1));
+            let [paused, ended] = [false, true].map(|at_once| {
+                let (mut scan, mut matches) = (ScanStream::default(), Matches::default());
+                scan.feed(&matcher.index, one, &mut matches);
+                scan.feed(&matcher.index, two, &mut matches);
+                let partials = if at_once {
+                    scan.end_with_partials(&matcher.index, &mut matches)
+                } else {
+                    let partials = scan.partials(&matcher.index, u64::MAX);
+                    scan.end(&matcher.index, &mut matches);
+                    partials
+                };
+                let ends: Ends = matches.complete.iter().map(|found| (found.to, found.from)).collect();
+                (ends, partials.into_iter().collect::<BTreeSet<Partial>>())
+            });
+            prop_assert_eq!(&paused.0, &ended.0, "{:?}", String::from_utf8_lossy(text));
+            prop_assert_eq!(&paused.1, &ended.1, "{:?}", String::from_utf8_lossy(text));
         }
     }
 

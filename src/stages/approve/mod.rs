@@ -77,7 +77,21 @@ impl Approved {
 /// [`Fail::Draining`] if a new policy requires an approval and the body was not buffered under the old one.
 pub async fn check(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
-    let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, approval_used: false }) };
+    match grant.approval() {
+        None => Ok(Approved { grant, request, approval_used: false }),
+        // Boxed, because few requests need it.
+        Some(expires) => Box::pin(use_approval(grant, request, expires, ledger, record)).await,
+    }
+}
+
+/// Uses an approval of the request, or asks for one.
+async fn use_approval(
+    grant: Grant,
+    request: Request<RequestBody>,
+    expires: Duration,
+    ledger: &Ledger,
+    record: &mut Record,
+) -> Verdict<Approved> {
     let (parts, body) = request.into_parts();
     let digest = digest::of(&grant, &parts, complete_body(&body)?).await?;
     let answer = ledger.ask(new_approval(&grant, digest, expires, record), Millis::now()).await;

@@ -347,7 +347,8 @@ impl Forwarder {
         loop {
             let mut lease = match pooled.take() {
                 Some(lease) => lease,
-                None => self.open((key.clone(), execution), pinned, upgrades, record).await?,
+                // Boxed, because it is large and rare, and the future of each request is moved several times.
+                None => Box::pin(self.open((key.clone(), execution), pinned, upgrades, record)).await?,
             };
             record.address(lease.address());
             record.alpn(lease.alpn());

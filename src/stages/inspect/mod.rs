@@ -119,7 +119,9 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
         if !body.is_end_stream() {
             let outbound = OutboundBody::of(&parts, values, grant.decode_limits(), &body.request_windows())?;
             if let Some((data, trailers)) = body.buffered() {
-                scan_buffered(outbound, data, trailers, &limit).await.map_err(|error| refusal_for(error, record))?;
+                // Boxed, so that the requests without a body do not pay for it.
+                let scanned = Box::pin(scan_buffered(outbound, data, trailers, &limit)).await;
+                scanned.map_err(|error| refusal_for(error, record))?;
             } else {
                 body.scan_while_sending(outbound);
             }

@@ -310,7 +310,7 @@ impl Resolver {
     async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
         for _ in 0..2 {
             let slot = self.answers.get_with(name.clone(), Arc::default);
-            let answer = self.fill_slot(&slot, name, execution).await?;
+            let answer = Box::pin(self.fill_slot(&slot, name, execution)).await?;
             if answer.until > Instant::now() {
                 return if answer.addresses.is_empty() {
                     Err(Fail::ResolveFailed.into())
@@ -323,7 +323,7 @@ impl Resolver {
         }
         let permit = self.lookups.acquire_within(execution, self.timeout).await;
         let _permit = permit.ok_or(Fail::Overloaded)?;
-        let answer = self.query(name).await;
+        let answer = Box::pin(self.query(name)).await;
         if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
     }
 
