@@ -9,6 +9,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use super::path_limit::LimitedClientVerifier;
 use super::provider;
 
 /// The prefix of a task's name in a URI in a certificate's SAN.
@@ -64,7 +65,8 @@ pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, Listener
             if let Some(crl) = files.crl {
                 verifier = verifier.with_crls(revocations(crl)?).enforce_revocation_expiration();
             }
-            builder.with_client_cert_verifier(verifier.build().map_err(|error| mismatch(ca)(&error))?)
+            let verifier = verifier.build().map_err(|error| mismatch(ca)(&error))?;
+            builder.with_client_cert_verifier(Arc::new(LimitedClientVerifier(verifier)))
         }
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|error| mismatch(files.cert)(&error))?;

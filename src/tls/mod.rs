@@ -1,5 +1,5 @@
 //! TLS on both sides: the interception CA, the proxy's own listener, `ClientHello` parsing, trust in origins,
-//! revocation lists, failure kinds, and certificate probes.
+//! revocation lists, limits of verification, failure kinds, and certificate probes.
 
 pub mod authority;
 pub mod crl;
@@ -7,6 +7,7 @@ pub mod failure;
 pub mod hello;
 pub mod hello_retry;
 pub mod listener;
+mod path_limit;
 pub mod probe;
 pub mod upstream;
 

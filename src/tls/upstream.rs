@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::crl::{self, CrlError};
-use super::provider;
+use super::{path_limit, provider};
 use crate::model::host::Host;
 
 /// The TLS client configuration for origins.
@@ -102,7 +102,7 @@ impl ServerCertVerifier for Verifier {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        self.current().verify_server_cert(own, others, name, ocsp, now)
+        self.current().verify_server_cert(own, &path_limit::usable(own, others)?, name, ocsp, now)
     }
 
     fn verify_tls12_signature(
