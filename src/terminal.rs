@@ -2,16 +2,30 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use tracing::Level;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Prints a line to stderr. Write errors are ignored.
 pub(crate) fn say(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// As [`say`], for a limited time: nobody may read stderr.
+pub(crate) fn say_within(limit: Duration, text: String) {
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        say(text);
+        // The receiver is gone once the time has passed.
+        let _ = done.send(());
+    });
+    let _ = finished.recv_timeout(limit);
 }
 
 /// Prints data to stdout. A reader that closes early (`| head`) is not an error.
@@ -92,11 +106,24 @@ pub(crate) fn undumpable() {
 
 /// Logs to stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(crate) fn log(default: &str) {
+    log_to(default, io::stderr);
+}
+
+/// As [`log`], without waiting for a reader that does not read. Messages that it has no room for are lost. What is left
+/// is written when the guard is dropped, within a second.
+pub(crate) fn log_without_waiting(default: &str) -> WorkerGuard {
+    const MAX_WAITING: usize = 4096;
+    let (writer, guard) = NonBlockingBuilder::default().buffered_lines_limit(MAX_WAITING).finish(io::stderr());
+    log_to(default, writer);
+    guard
+}
+
+fn log_to<W: for<'w> MakeWriter<'w> + Send + Sync + 'static>(default: &str, writer: W) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     // Of libraries, only errors are logged. Debug and trace messages contain requests, and so credentials; a peer can
     // cause any number of warnings.
     let quiet = filter_fn(|meta| *meta.level() <= Level::ERROR || is_ours(meta.target()));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
     let on_terminal = io::stderr().is_terminal();
     // Set once for the process; a second attempt changes nothing.
     let _ = if on_terminal {

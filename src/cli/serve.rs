@@ -1,14 +1,19 @@
 //! `exeat serve`: the daemon.
 
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Args;
+use futures_util::future::OptionFuture;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Exit, harden, paths, systemd, terminal};
 use crate::daemon::Daemon;
 use crate::daemon::reload::Reloaded;
+
+/// Maximum time that threads have at the end to finish what they read or write.
+const BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Flags of `exeat serve`.
 #[derive(Args)]
@@ -19,7 +24,8 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
-    terminal::log("info");
+    // Written to the end of the process, by a thread of its own: a full pipe must not stop the daemon.
+    let _log = terminal::log_without_waiting("info");
     harden::disable_core_dumps();
     let file = paths::config_file(config);
     let loaded = match &file {
@@ -46,7 +52,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
-    runtime.block_on(async {
+    let exit = runtime.block_on(async {
         if let Err(error) = fail_writes_over_file_size_limit() {
             return failed(&error);
         }
@@ -58,7 +64,10 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Ok(daemon) => run_until_stopped(daemon).await,
             Err(error) => failed(&error),
         }
-    })
+    });
+    // A thread may wait for a file system that hangs.
+    runtime.shutdown_timeout(BLOCKING_TIMEOUT);
+    exit
 }
 
 /// Handles the signal that ends a process whose file exceeds the size limit (`RLIMIT_FSIZE`). The write fails then, and
@@ -76,11 +85,18 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
     let status = ready_line(&daemon);
     terminal::say(&status);
     systemd::ready(&status);
+    let mut reload = None;
     loop {
         tokio::select! {
-            _ = hangup.recv() => {
+            // A signal that arrives meanwhile is handled after the reload.
+            _ = hangup.recv(), if reload.is_none() => {
                 systemd::reloading();
-                match daemon.reload().await {
+                reload = Some(Box::pin(daemon.reload()));
+            }
+            // A reload may wait for a file system that hangs, and must not keep the daemon from stopping.
+            Some(reloaded) = OptionFuture::from(reload.as_mut()), if reload.is_some() => {
+                reload = None;
+                match reloaded {
                     Some(Reloaded::New(..)) => systemd::ready(&status),
                     Some(Reloaded::Kept(_)) => {
                         systemd::ready(&format!("{status}; the old policy stays in force, see the log"));
@@ -95,6 +111,7 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
             _ = interrupt.recv() => break,
         }
     }
+    drop(reload);
     systemd::stopping();
     tracing::info!("draining");
     let abort = daemon.abort_token();
@@ -120,6 +137,6 @@ fn ready_line(daemon: &Daemon) -> String {
 }
 
 fn failed(why: &dyn std::fmt::Display) -> Exit {
-    terminal::say(format_args!("exeat: {why}"));
+    terminal::say_within(BLOCKING_TIMEOUT, format!("exeat: {why}"));
     Exit::Failed
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use super::{preparation, vault};
@@ -25,8 +26,9 @@ pub struct ConfigFile {
     state_dir: PathBuf,
     /// The file as last read, valid or not, to detect a change.
     read: Arc<Mutex<Option<Vec<u8>>>>,
-    /// Held from reading the file to replacing the policy, so that of two concurrent reloads the later read wins.
-    swap: Arc<Mutex<()>>,
+    /// Held from reading the file to replacing the policy, so that of two concurrent reloads the later read wins. A file on
+    /// a file system that hangs occupies one thread, however many reloads wait for it.
+    swap: Arc<AsyncMutex<()>>,
 }
 
 /// The result of a reload.
@@ -72,15 +74,22 @@ impl ConfigFile {
         self.read.lock().clone()
     }
 
-    fn content(&self) -> Option<Vec<u8>> {
-        std::fs::read(&self.path).ok()
+    /// Returns the content of the file, if it can be read. The file system may be slow, or hang.
+    async fn content(&self) -> Option<Vec<u8>> {
+        let path = self.path.clone();
+        tokio::task::spawn_blocking(move || std::fs::read(path).ok()).await.ok().flatten()
     }
 }
 
 /// Reloads once on a blocking thread, because file access and passphrase derivation may be slow. The reload is
 /// completed even if the future is dropped.
 pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
-    let result = tokio::task::spawn_blocking(move || reload(&services, &file)).await;
+    let swap = file.swap.clone().lock_owned().await;
+    let result = tokio::task::spawn_blocking(move || {
+        let _swap = swap;
+        reload(&services, &file)
+    })
+    .await;
     result.unwrap_or_else(|error| {
         let problem = format!("the reload was interrupted: {error}");
         Reloaded::Kept(vec![Problem { path: String::new(), problem, suggestion: String::new() }])
@@ -95,7 +104,6 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
     if let Err(error) = services.forwarder.renew() {
         tracing::error!(%error, "the old lists of revoked certificates stay in use");
     }
-    let _swap = file.swap.lock();
     // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
     match file.load_with(&vault::Reader::of(&services.settings.vault)) {
         Ok(mut config) => {
@@ -149,7 +157,7 @@ pub(crate) async fn watch(services: Arc<Services>, file: ConfigFile) {
     let mut since = Instant::now();
     while !services.drain.is_cancelled() {
         tokio::time::sleep(POLL_INTERVAL).await;
-        let content = file.content();
+        let content = file.content().await;
         if content != seen {
             seen = content;
             since = Instant::now();

@@ -392,3 +392,88 @@ async fn idle_connections_over_the_limit_do_not_affect_others() {
         assert!(start.elapsed() < TIMEOUT);
     }
 }
+
+/// Waits until a process has ended.
+async fn end_of(mut served: Served) -> bool {
+    let start = Instant::now();
+    while served.child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < TIMEOUT, "the daemon does not end");
+        tokio::task::yield_now().await;
+    }
+    served.ended()
+}
+
+/// A file system may hang, as that of a network does. A reload waits for it, and nothing else does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_hangs_stops_neither_requests_nor_the_end() {
+    use rustix::fs::{Mode, OFlags};
+    for hanging in ["e.toml", "value"] {
+        let (builder, origin) = place(
+            "[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n",
+        )
+        .await;
+        let dir = builder.dir.path();
+        fs::write(dir.join("value"), "k7Qz2mXv9LpW4sVt6eRRu8Yb").unwrap();
+        let text = fs::read_to_string(dir.join("e.toml")).unwrap();
+        assert!(text.contains("[tasks.t]\n"), "{text}");
+        fs::write(dir.join("e.toml"), text.replace("[tasks.t]\n", "[tasks.t]\ncredentials = [\"KEY\"]\n")).unwrap();
+        let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        let url = format!("https://api.test:{}/", origin.port());
+        assert_eq!(served.get(&url).await.status, 200, "{}", served.ready);
+        // A pipe hangs for its reader while somebody holds its other end.
+        let path = dir.join(hanging);
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        served.signal(Signal::HUP);
+        let start = Instant::now();
+        let _writer = loop {
+            match rustix::fs::open(&path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()) {
+                Ok(writer) => break writer,
+                Err(error) => assert!(error == rustix::io::Errno::NXIO && start.elapsed() < TIMEOUT, "{hanging}: {error} {}", served.stderr()),
+            }
+            tokio::task::yield_now().await;
+        };
+        // More of them wait for the first one.
+        for _ in 0..3 {
+            served.signal(Signal::HUP);
+        }
+        for _ in 0..20 {
+            assert_eq!(served.get(&url).await.status, 200, "{hanging}");
+        }
+        served.signal(Signal::TERM);
+        assert!(end_of(served).await, "{hanging}");
+    }
+}
+
+/// A log shipper may stop to read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_pipe_of_messages_stops_neither_reloads_nor_the_end() {
+    use std::io::{BufRead, BufReader};
+    let (builder, _origin) = place("[admin]\nlisten = \"unix:admin.sock\"\n").await;
+    let dir = builder.dir.path();
+    let mut child = exeat(dir, &["serve", "-c", "e.toml"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut messages = BufReader::with_capacity(64, child.stderr.take().unwrap());
+    rustix::pipe::fcntl_setpipe_size(messages.get_ref(), 4096).unwrap();
+    let mut line = String::new();
+    while !line.starts_with("exeat: ready") {
+        line.clear();
+        assert!(messages.read_line(&mut line).unwrap() > 0, "the daemon starts");
+    }
+    for round in 0..60 {
+        let mut admin = UnixStream::connect(dir.join("admin.sock")).await.unwrap();
+        admin
+            .write_all(b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(TIMEOUT, admin.read_to_string(&mut answer)).await.expect("a reload ends").unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{round}: {answer}");
+    }
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < TIMEOUT, "the daemon does not end");
+        tokio::task::yield_now().await;
+    }
+}
