@@ -10,7 +10,6 @@ use hyper::body::Incoming;
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::json;
-use uuid::Uuid;
 
 use super::reply::{Reply, error, ledger_error, read_json};
 use crate::files;
@@ -18,7 +17,7 @@ use crate::flow::{Services, documents};
 use crate::ledger::{Execution, Millis, StopReason};
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::secret::TokenHash;
-use crate::model::token;
+use crate::model::{token, unique_id};
 use crate::policy::settings::ListenAt;
 
 /// Default lifetime of an execution, in seconds.
@@ -78,7 +77,7 @@ async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<R
     let peers =
         peers.map_err(|_| error(StatusCode::UNPROCESSABLE_ENTITY, "peers must be a network such as \"10.0.0.0/8\""))?;
     let now = Millis::now();
-    let id = ExecutionId::new(&Uuid::now_v7().simple().to_string());
+    let id = ExecutionId::new(&unique_id::new().simple().to_string());
     let random = files::random::<{ token::RANDOM }>();
     let random = random.map_err(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "no random numbers are available"))?;
     let token = token::write(&id, &random);

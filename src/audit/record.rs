@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use http::Request;
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
 use super::finds::{FindReporter, Finds};
 use super::flood::{self, Source};
@@ -25,6 +24,7 @@ use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
 use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
+use crate::model::unique_id;
 
 /// The replacement for a host that contains a credential's value.
 const REDACTED: &str = "[redacted]";
@@ -119,7 +119,7 @@ impl Record {
     /// Creates the record of a request from `peer`. Texts in it are redacted with `values`.
     #[must_use]
     pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<LogValues>, peer: &Peer) -> Self {
-        let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
+        let line = Line { id: unique_id::new().to_string(), peer: Some(peer.to_string()), ..Line::default() };
         Self {
             sink: sink.clone(),
             finds: finds.clone(),

@@ -83,6 +83,14 @@ impl Environment {
         std::str::from_utf8(value).ok().map(str::to_owned)
     }
 
+    /// Returns an argument with the values of these variables in place of their marks.
+    pub(super) fn unmarked(&self, argument: &str, secrets: &[&str]) -> String {
+        secrets.iter().fold(argument.to_owned(), |argument, name| {
+            let mark = String::from_utf8(mark(name)).unwrap_or_default();
+            self.text(name).map_or(argument.clone(), |value| argument.replace(&mark, &value))
+        })
+    }
+
     /// Returns all variables.
     pub(super) fn all(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.0.iter().map(|(name, value)| (name.as_os_str(), OsStr::from_bytes(value)))
@@ -103,10 +111,37 @@ fn reexec(secrets: &[&str]) -> io::Error {
         Ok(memory) => memory,
         Err(error) => return error,
     };
-    let mut arguments = std::env::args_os();
+    let mut arguments = std::env::args_os().map(|argument| marked(argument, secrets));
     let mut command = Command::new(SELF_EXE);
     command.arg0(arguments.next().unwrap_or_else(|| "exeat".into())).args(arguments);
     command.env_clear().envs(kept).env(ENVIRONMENT_FD, memory.as_raw_fd().to_string()).exec()
+}
+
+/// Returns the mark that stands for the value of a variable in the arguments. They are readable in `/proc` as well.
+fn mark(name: &str) -> Vec<u8> {
+    [b"\x01", name.as_bytes(), b"\x01"].concat()
+}
+
+/// Replaces the values of these variables in an argument with their marks.
+fn marked(argument: OsString, secrets: &[&str]) -> OsString {
+    secrets.iter().fold(argument, |argument, name| match std::env::var_os(name) {
+        Some(value) if !value.is_empty() => {
+            OsString::from_vec(replaced(argument.as_bytes(), value.as_bytes(), &mark(name)))
+        }
+        _ => argument,
+    })
+}
+
+/// Replaces all occurrences of a text.
+fn replaced(text: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let (mut out, mut begin) = (Vec::with_capacity(text.len()), 0);
+    for at in memchr::memmem::find_iter(text, from) {
+        out.extend_from_slice(text.get(begin..at).unwrap_or_default());
+        out.extend_from_slice(to);
+        begin = at.saturating_add(from.len());
+    }
+    out.extend_from_slice(text.get(begin..).unwrap_or_default());
+    out
 }
 
 /// Writes the variables to a memory file. It survives exec and is freed with its last descriptor.

@@ -84,21 +84,24 @@ pub(super) struct RunArgs {
 const TASK: &str = "run";
 const TOKEN_VARIABLE: &str = "EXEAT_RUN_TOKEN";
 
-pub(super) fn run(config: Option<&Path>, args: RunArgs) -> ExitCode {
+pub(super) fn run(config: Option<&Path>, mut args: RunArgs) -> ExitCode {
     terminal::log("error");
-    match start(config, &args) {
+    match start(config, &mut args) {
         Ok(code) => code,
         Err(exit) => exit.into(),
     }
 }
 
-fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
+fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let io_failed = |error: io::Error| {
         say(format_args!("exeat: {error}"));
         Exit::Failed
     };
     let named: Vec<&str> = args.credential.iter().map(|flag| flag.split('=').next().unwrap_or_default()).collect();
     let environment = Environment::take_from_process(&named).map_err(io_failed)?;
+    let command = args.command.iter().map(|argument| environment.unmarked(argument, &named));
+    args.command = command.collect();
+    let args = &*args;
     let private = fs::Permissions::from_mode(0o700);
     let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(io_failed)?;
     let token = files::hex(files::random::<24>().map_err(io_failed)?.as_slice());
@@ -181,7 +184,9 @@ fn set_arguments_and_environment(
     environment: &Environment,
 ) {
     if rest.iter().any(|arg| placeholder::replace_keys(keys, arg.as_ref()).is_some()) {
-        say("exeat: the command's arguments contain a key, which other users can see; write '$NAME' in quotes");
+        say(
+            "exeat: the command's arguments contain a key, which others could see at the start; write '$NAME' in quotes",
+        );
     }
     command.args(rest.iter().map(|arg| placeholder::replace_keys(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
     command.env_clear();

@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use uuid::Uuid;
 
 use crate::audit::finds::FindEvent;
 use crate::flow::Services;
 use crate::ledger::Millis;
 use crate::model::name::ExecutionId;
+use crate::model::unique_id;
 
 /// Time between retries while the ledger is unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -89,7 +89,7 @@ async fn states(services: &Services, executions: Vec<ExecutionId>) -> Vec<(Execu
 }
 
 async fn write_find(services: &Services, execution: &ExecutionId) {
-    let find = Uuid::now_v7().to_string();
+    let find = unique_id::new().to_string();
     loop {
         let max_finds = services.policies.snapshot().leak().max_finds();
         match services.ledger.find_noted(execution, max_finds, &find, Millis::now()).await {

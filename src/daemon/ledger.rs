@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 
 use tokio_rustls::TlsConnector;
-use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::vault;
@@ -13,6 +12,7 @@ use crate::audit::sink::Sink;
 use crate::files;
 use crate::ledger::{Alarm, Connect, Connecting, Ledger, Seal, Server, Stream};
 use crate::model::host::Host;
+use crate::model::unique_id;
 use crate::policy::settings::{LedgerAt, Settings};
 use crate::policy::source;
 use crate::policy::store::PolicyStore;
@@ -60,7 +60,7 @@ fn alarm(audit: Arc<Sink>) -> Alarm {
 
 /// Returns the name of this proxy among those that share the ledger. It is created at the first start.
 fn name(settings: &Settings) -> io::Result<String> {
-    let make = || Ok(Zeroizing::new(Uuid::now_v7().to_string().into_bytes()));
+    let make = || Ok(Zeroizing::new(unique_id::new().to_string().into_bytes()));
     let name = files::read_or_create(&settings.state_dir.join("proxy.id"), make)?;
     Ok(String::from_utf8_lossy(name.trim_ascii()).into_owned())
 }

@@ -73,14 +73,14 @@ pub(crate) fn timestamp(at: Millis) -> String {
     time.and_then(|time| OffsetDateTime::from(time).format(&Rfc3339).ok()).unwrap_or_default()
 }
 
-/// Returns the document of an approval for its caller. Its URL has no path: values of all tasks are removed from that, so
-/// a caller could try out values of other tasks.
+/// Returns the document of an approval for its caller, without method and URL: values of all tasks are removed from these,
+/// so a caller could try out values of other tasks.
 pub(crate) fn own_approval(known: &Approval, now: Millis) -> Value {
-    let (scheme, rest) = known.url.split_once("://").unwrap_or(("https", &known.url));
-    let authority = rest.split('/').next().unwrap_or_default();
     let mut document = approval(known, now);
     if let Some(fields) = document.as_object_mut() {
-        fields.insert("url".to_owned(), format!("{scheme}://{authority}/").into());
+        for hidden in ["method", "url"] {
+            fields.remove(hidden);
+        }
     }
     document
 }

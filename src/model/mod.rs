@@ -11,4 +11,5 @@ pub mod target;
 pub mod tls;
 pub mod token;
 pub mod tool;
+pub mod unique_id;
 pub mod wire;

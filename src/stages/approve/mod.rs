@@ -12,7 +12,6 @@ use bytes::Bytes;
 use http::Request;
 use http_body::Body;
 use tokio::time::timeout_at;
-use uuid::Uuid;
 
 use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
@@ -22,6 +21,7 @@ use crate::audit::record::Record;
 use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError, MAX_OPEN, Millis};
 use crate::model::limited::{ExchangeLimit, LimitScope, ReachedLimit};
 use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::unique_id;
 
 /// Evidence that a cleared request needs no approval, or has used one.
 ///
@@ -113,7 +113,7 @@ fn complete_body(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap
 fn new_approval(grant: &Grant, digest: [u8; 32], expires: Duration, record: &mut Record) -> Approval {
     let (caller, now) = (grant.admitted().caller(), Millis::now());
     Approval {
-        id: Uuid::now_v7().simple().to_string(),
+        id: unique_id::new().simple().to_string(),
         execution: caller.execution().clone(),
         task: caller.task().clone(),
         tool: grant.kind().tool().map(|tool| tool.as_str().to_owned()),

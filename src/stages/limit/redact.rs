@@ -244,28 +244,35 @@ impl TextRedactor {
     }
 }
 
-/// The fields with a digest of the body as the origin sent it (RFC 9530 and older ones, and those of storage services).
-const DIGESTS: [&str; 11] = [
-    "content-digest",
-    "content-md5",
+/// The words in the names of fields with a digest of the body as the origin sent it (RFC 9530, older ones, and those of
+/// storage services).
+const DIGEST_WORDS: [&str; 13] = [
+    "checksum",
+    "crc",
+    "crc32",
+    "crc32c",
+    "crc64",
+    "crc64ecma",
+    "crc64nvme",
     "digest",
-    "oc-checksum",
-    "repr-digest",
-    "x-content-md5",
-    "x-content-sha256",
-    "x-goog-hash",
-    "x-ms-blob-content-md5",
-    "x-ms-content-crc64",
-    "x-ms-content-md5",
+    "hash",
+    "md5",
+    "sha1",
+    "sha256",
+    "sha512",
 ];
 /// The beginnings of the names of others.
-const DIGEST_PREFIXES: [&str; 4] = ["x-amz-checksum-", "x-bz-content-", "x-checksum", "x-content-hash"];
+const DIGEST_PREFIXES: [&str; 2] = ["x-bz-content-", "x-checksum"];
+/// The digest by which clients of registries identify a manifest. It names what they asked for.
+const KEPT_DIGEST: &str = "docker-content-digest";
 
 /// Removes the digests of the body. A digest of a body with a value, beside the redacted body, would let a client guess
 /// the value without asking again.
 fn remove_digests(headers: &mut HeaderMap) {
-    let is_digest =
-        |name: &str| DIGESTS.contains(&name) || DIGEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    let is_digest = |name: &str| {
+        let has_word = || name.split(['-', '_']).any(|word| DIGEST_WORDS.contains(&word));
+        name != KEPT_DIGEST && (has_word() || DIGEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+    };
     let digests: Vec<HeaderName> = headers.keys().filter(|name| is_digest(name.as_str())).cloned().collect();
     for name in digests {
         headers.remove(name);

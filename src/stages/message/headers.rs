@@ -37,7 +37,7 @@ pub(crate) struct HopByHop {
 }
 
 impl HopByHop {
-    /// Reads `Connection`, which cannot nominate fields that control routing, framing or credentials.
+    /// Reads `Connection`, which cannot nominate fields that control routing, framing, the reading of the body or credentials.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let nominated = headers
             .get_all(CONNECTION)
@@ -208,7 +208,8 @@ const FORBIDDEN_IN_TRAILERS: [HeaderName; 21] = [
     WWW_AUTHENTICATE,
 ];
 
-const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];
+const PROTECTED: [HeaderName; 9] =
+    [HOST, CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];
 
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
@@ -229,7 +230,8 @@ mod tests {
     fn removes_only_hop_by_hop_fields() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
-            ("connection", "close, X-Hop, Host, authorization"),
+            ("connection", "close, X-Hop, Host, authorization, Content-Encoding"),
+            ("content-encoding", "gzip"),
             ("connection", "x-second"),
             ("x-hop", "1"),
             ("x-second", "1"),
@@ -251,6 +253,6 @@ mod tests {
         remove_hop_by_hop(&mut headers);
         let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
-        assert_eq!(left, ["authorization", "host", "trailer", "x-end-to-end"]);
+        assert_eq!(left, ["authorization", "content-encoding", "host", "trailer", "x-end-to-end"]);
     }
 }

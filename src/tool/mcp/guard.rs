@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use ::http::header::AUTHORIZATION;
+use ::http::header::{AUTHORIZATION, HOST};
 use ::http::uri::Authority;
-use ::http::{HeaderMap, Uri};
+use ::http::{HeaderMap, Request, Uri};
 use zeroize::Zeroizing;
 
 use super::McpError;
@@ -50,6 +50,18 @@ impl Guard {
     /// Returns the values allowed in `Origin`.
     pub(super) fn origins(&self) -> &[String] {
         &self.origins
+    }
+
+    /// Whether the request names one host only. The SDK compares the first `Host` with the allowed ones, and not that of an
+    /// absolute target, which replaces it (RFC 9112 §3.2.2).
+    pub(super) fn has_one_host<B>(request: &Request<B>) -> bool {
+        let mut fields = request.headers().get_all(HOST).iter();
+        // The SDK refuses a request without one.
+        let Some(host) = fields.next() else { return true };
+        let target = request.uri().authority().map(Authority::as_str);
+        fields.next().is_none()
+            && !host.as_bytes().contains(&b'@')
+            && target.is_none_or(|target| target.as_bytes() == host.as_bytes())
     }
 
     /// Whether the token is present exactly once and is correct. Its hash is compared in constant time.

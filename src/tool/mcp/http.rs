@@ -161,6 +161,9 @@ impl Listening {
             reply.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return reply;
         }
+        if !Guard::has_one_host(&request) {
+            return words(StatusCode::FORBIDDEN, "the host is not unique\n");
+        }
         if !slot.identify() {
             return words(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n");
         }

@@ -32,7 +32,8 @@ async fn the_command_gets_a_placeholder_that_the_proxy_replaces() {
     let (builder, origin) = place().await;
     let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", origin.port());
     // The script prints the command's environment and arguments, then waits for the test.
-    let script = "cat /proc/self/environ /proc/$$/cmdline | tr '\\0' '\\n'; echo; echo \"$GITHUB_TOKEN\"; echo \"$HTTPS_PROXY\"; echo end; read x";
+    // Those of the proxy too, which is its parent.
+    let script = "cat /proc/self/environ /proc/$$/cmdline /proc/$PPID/cmdline | tr '\\0' '\\n'; echo; echo \"$GITHUB_TOKEN\"; echo \"$HTTPS_PROXY\"; echo end; read x";
     let mut child = run(&builder, &flag, &["sh", "-c", script, &format!("token={VALUE}")]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);

@@ -408,10 +408,9 @@ async fn end_of(mut served: Served) -> bool {
 async fn a_file_that_hangs_stops_neither_requests_nor_the_end() {
     use rustix::fs::{Mode, OFlags};
     for hanging in ["e.toml", "value"] {
-        let (builder, origin) = place(
-            "[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n",
-        )
-        .await;
+        let (builder, origin) =
+            place("[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n")
+                .await;
         let dir = builder.dir.path();
         fs::write(dir.join("value"), "k7Qz2mXv9LpW4sVt6eRRu8Yb").unwrap();
         let text = fs::read_to_string(dir.join("e.toml")).unwrap();
@@ -429,7 +428,11 @@ async fn a_file_that_hangs_stops_neither_requests_nor_the_end() {
         let _writer = loop {
             match rustix::fs::open(&path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()) {
                 Ok(writer) => break writer,
-                Err(error) => assert!(error == rustix::io::Errno::NXIO && start.elapsed() < TIMEOUT, "{hanging}: {error} {}", served.stderr()),
+                Err(error) => assert!(
+                    error == rustix::io::Errno::NXIO && start.elapsed() < TIMEOUT,
+                    "{hanging}: {error} {}",
+                    served.stderr()
+                ),
             }
             tokio::task::yield_now().await;
         };

@@ -498,6 +498,9 @@ async fn over_http_it_requires_the_token_and_refuses_browsers() {
         (format!("{head}{}\r\n", "X: y\r\n".repeat(100)), "431"),
         (format!("PUT /mcp HTTP/1.1\r\nHost: {here}\r\nAuthorization: {bearer}\r\nConnection: close\r\n\r\n"), "405"),
         (format!("GET /mcp HTTP/1.1\r\nAuthorization: {bearer}\r\nConnection: close\r\n\r\n"), "400"),
+        (format!("{head}{typed}Host: evil.test\r\nContent-Length: 2\r\n\r\n{{}}"), "403"),
+        (format!("{head}{typed}Content-Length: 2\r\n\r\n{{}}").replace("Host: ", "Host: evil.test@"), "403"),
+        (format!("{head}{typed}Content-Length: 2\r\n\r\n{{}}").replace("/mcp", "http://evil.test/mcp"), "403"),
         ("hello\r\n\r\n".to_owned(), "400"),
     ];
     for (bytes, want) in rows {
