@@ -13,6 +13,8 @@ use std::process::Command;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroize::Zeroizing;
 
+use crate::leak::MIN_VALUE;
+
 /// The variable with the number of the memory file's descriptor.
 const ENVIRONMENT_FD: &str = "EXEAT_RUN_ENVIRONMENT";
 /// This executable. The link stays valid when the file is replaced or deleted while it runs.
@@ -122,10 +124,11 @@ fn mark(name: &str) -> Vec<u8> {
     [b"\x01", name.as_bytes(), b"\x01"].concat()
 }
 
-/// Replaces the values of these variables in an argument with their marks.
+/// Replaces the values of these variables in an argument with their marks. Shorter values are no keys and may be anything,
+/// also the name of a flag.
 fn marked(argument: OsString, secrets: &[&str]) -> OsString {
     secrets.iter().fold(argument, |argument, name| match std::env::var_os(name) {
-        Some(value) if !value.is_empty() => {
+        Some(value) if value.len() >= MIN_VALUE => {
             OsString::from_vec(replaced(argument.as_bytes(), value.as_bytes(), &mark(name)))
         }
         _ => argument,

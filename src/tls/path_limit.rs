@@ -10,14 +10,14 @@ use rustls::client::danger::HandshakeSignatureValid;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, OtherError, SignatureScheme};
-use x509_parser::prelude::{FromDer, X509Certificate};
+use webpki::EndEntityCert;
 
 /// The maximum number of certificates that a peer sends beside its own.
 const MAX_CERTIFICATES: usize = 32;
 /// The maximum number of steps of the search. A chain of three has three; certificates that several CAs have signed have a
 /// few more.
 const MAX_STEPS: usize = 50;
-/// The maximum length of a path, as in the library.
+/// The maximum number of issuers in a path. The library follows six.
 const MAX_DEPTH: usize = 8;
 
 /// The error of certificates with too many possible paths.
@@ -42,12 +42,14 @@ pub(super) fn usable<'c>(
     if others.len() > MAX_CERTIFICATES {
         return Err(TooManyPaths.into());
     }
-    let (_, own) =
-        X509Certificate::from_der(own).map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
+    // Parsed by the library that searches for the path, so that both read the same names. It has one parser for all kinds
+    // of certificates.
+    let own =
+        EndEntityCert::try_from(own).map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
     // One that cannot be parsed is in no path.
     let parsed = others.iter().filter_map(|der| {
-        let (_, certificate) = X509Certificate::from_der(der).ok()?;
-        Some((der, certificate.subject.as_raw().to_vec(), certificate.issuer.as_raw().to_vec()))
+        let certificate = EndEntityCert::try_from(der).ok()?;
+        Some((der, certificate.subject().to_vec(), certificate.issuer().to_vec()))
     });
     let mut candidates: Vec<Candidate<'c>> = Vec::new();
     for (der, subject, issuer) in parsed {
@@ -56,7 +58,7 @@ pub(super) fn usable<'c>(
             candidates.push(Candidate { der, subject, issuer, is_in_path: false, is_reached: false });
         }
     }
-    search(&mut candidates, own.issuer.as_raw(), &mut 0, 0)?;
+    search(&mut candidates, own.issuer(), &mut 0, 0)?;
     Ok(candidates.into_iter().filter(|candidate| candidate.is_reached).map(|candidate| candidate.der).collect())
 }
 
