@@ -157,11 +157,11 @@ fn requests() -> Vec<Asked> {
         ),
         with(
             asked(
-                "`Host`, `Authorization`, `Cookie` or `Content-Length` named by `Connection`",
-                get("Authorization: mine\r\nConnection: Authorization, Host\r\n"),
+                "`Host`, `Authorization`, `Cookie`, `Content-Length`, `Content-Encoding`, `Content-Type` or `Content-Range` named by `Connection`",
+                get("Authorization: mine\r\nContent-Type: text/x\r\nConnection: Authorization, Host, Content-Type\r\n"),
                 "passes with them",
             ),
-            |seen| seen.headers["authorization"] == "mine",
+            |seen| seen.headers["authorization"] == "mine" && seen.headers["content-type"] == "text/x",
         ),
         with(
             asked(
@@ -323,6 +323,7 @@ fn answers() -> Vec<Answered> {
         Answered { method: "HEAD", ..row("to HEAD, with a `Content-Length`", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "passes with it and without a body", &["HTTP/1.1 200 ", "content-length: 5"], &["hello"]) },
         row("`Alt-Svc`", b"HTTP/1.1 200 OK\r\nAlt-Svc: h3=\":443\"\r\nContent-Length: 5\r\n\r\nhello", "passes without it", WHOLE, &["alt-svc"]),
         row("fields that `Connection` names, `Keep-Alive`, `Proxy-Authenticate`", b"HTTP/1.1 200 OK\r\nX-Hop: 1\r\nConnection: X-Hop\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nContent-Length: 5\r\n\r\nhello", "passes without them", WHOLE, &["x-hop", "keep-alive", "proxy-authenticate"]),
+        row("fields that describe the body, named by `Connection`", b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nConnection: Content-Type\r\nContent-Length: 5\r\n\r\nhello", "passes with them", &["HTTP/1.1 200 ", "content-type: text/x", "\r\n\r\nhello"], &["connection: content-type"]),
         row("`Exeat-*`, `Proxy-Status`", b"HTTP/1.1 200 OK\r\nExeat-Refusal: host_not_allowed\r\nProxy-Status: exeat; error=x\r\nContent-Length: 5\r\n\r\nhello", "passes without them", WHOLE, &["exeat-refusal", "proxy-status"]),
         row("two `Set-Cookie`", b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nContent-Length: 5\r\n\r\nhello", "passes with both", &["set-cookie: a=1\r\n", "set-cookie: b=2\r\n"], &[]),
         row("no `Date`", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "passes with the time at which it came", &["HTTP/1.1 200 ", "\r\ndate: "], &[]),
