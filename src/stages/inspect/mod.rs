@@ -163,12 +163,15 @@ fn find_in_fields(grant: &Grant, headers: &HeaderMap) -> Option<Finding> {
     let unsent = UnsentFields::of(grant, headers);
     let sent = || headers.iter().filter(|(name, _)| !unsent.contains(name)).map(|(_, value)| value.as_bytes());
     // Over HTTP/2 a value may begin and end with blanks, which an HTTP/1.1 origin ignores (RFC 9110 §5.5).
-    let across = || values.find_across(sent()).or_else(|| values.find_across(sent().map(<[u8]>::trim_ascii)));
+    let has_blanks = || sent().any(|value| value.trim_ascii().len() < value.len());
+    let trimmed = || has_blanks().then(|| values.find_across(sent().map(<[u8]>::trim_ascii))).flatten();
+    let across = || values.find_across(sent()).or_else(trimmed);
     // Cookies are separate fields in all but syntax.
     let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
     let cookie_values = || cookies().map(|cookie| unquoted(cookie.get(unnamed(cookie)..).unwrap_or_default()));
-    scanned.find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
+    let in_cookies = || headers.contains_key(COOKIE).then(|| values.find_across(cookie_values())).flatten();
+    scanned.find_map(one).or_else(across).or_else(in_cookies)
 }
 
 /// Returns the value of a cookie without blanks around it and without quotes, which servers ignore (RFC 6265 §4.1.1).
