@@ -8,8 +8,10 @@ use time::format_description::well_known::Rfc3339;
 
 use super::Services;
 use crate::ledger::{Approval, Counter, Execution, ExecutionState, Millis, StopReason, Stopped};
+use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::policy::plan::Calls;
+use crate::policy::rule::Task;
 
 /// Returns the document of an execution, for its operator and for the caller itself.
 pub(crate) fn execution(services: &Services, state: &ExecutionState) -> Value {
@@ -73,14 +75,21 @@ pub(crate) fn timestamp(at: Millis) -> String {
     time.and_then(|time| OffsetDateTime::from(time).format(&Rfc3339).ok()).unwrap_or_default()
 }
 
-/// Returns the document of an approval for its caller, without method and URL: values of all tasks are removed from these,
-/// so a caller could try out values of other tasks.
-pub(crate) fn own_approval(known: &Approval, now: Millis) -> Value {
+/// Returns the document of an approval for its caller. Values of all tasks are removed from method and URL, so a caller
+/// could try out values of other tasks with them: it has the method only if that is a usual one, and no more of the URL
+/// than a host that an integration names.
+pub(crate) fn own_approval(known: &Approval, task: &Task, now: Millis) -> Value {
+    const USUAL: [&str; 7] = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"];
+    let target = known.url.parse().ok().and_then(|url| Target::absolute(&url).ok());
+    let url = target.filter(|target| task.lists(target.host())).and_then(|_| {
+        let (scheme, rest) = known.url.split_once("://")?;
+        Some(format!("{scheme}://{}/", rest.split('/').next()?))
+    });
     let mut document = approval(known, now);
     if let Some(fields) = document.as_object_mut() {
-        for hidden in ["method", "url"] {
-            fields.remove(hidden);
-        }
+        let method = USUAL.contains(&&*known.method).then_some(known.method.as_str());
+        fields.insert("method".to_owned(), json!(method));
+        fields.insert("url".to_owned(), json!(url));
     }
     document
 }

@@ -293,6 +293,13 @@ impl Task {
         self.raw
     }
 
+    /// Returns true if an integration names this host itself, so that its name comes from the policy.
+    #[must_use]
+    pub fn lists(&self, host: &Host) -> bool {
+        let is_exact = |pattern: &HostPattern| matches!(pattern, HostPattern::Exactly(exact) if exact == host);
+        self.integrations.iter().any(|rule| rule.allowed.iter().any(is_exact))
+    }
+
     /// Returns the approved hosts, for the response to a refused client.
     #[must_use]
     pub fn approved(&self) -> Vec<String> {

@@ -802,8 +802,6 @@ async fn an_execution_sees_its_own_pending_approvals() {
         let told = reply.problem();
         for one in told["approvals"].as_array().unwrap() {
             assert_eq!(one["state"], "pending", "{told}");
-            // Values of other tasks are removed from these, which would confirm a guess.
-            assert!(one.get("method").is_none() && one.get("url").is_none(), "{told}");
         }
         let ids = told["approvals"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned());
         ids.collect::<Vec<_>>()
@@ -814,4 +812,37 @@ async fn an_execution_sees_its_own_pending_approvals() {
     assert_eq!(lab.decide(&asked[2], "deny").await.0, 200);
     assert_eq!(waiting(&auth()).await, asked[1..2]);
     assert_ne!(other, "t");
+}
+
+/// Values of all tasks are removed from an approval. What its execution sees must not confirm a guess of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_cannot_test_guesses_with_its_approvals() {
+    let builder = LabBuilder::new().await;
+    let value = "k7qz2mxv9lpw4svt6erru8ybon3chd5j";
+    std::fs::write(builder.dir.path().join("value"), value).unwrap();
+    let origin = builder.origin("api.test").await;
+    let port = origin.port();
+    let lab = builder
+        .proxy(&format!(
+            "[admin]\nlisten = \"127.0.0.1:0\"\n[integrations.asked]\nallowed_domains = [\"api.test\", \"*.api.test\"]\n\
+             ports = [{port}]\napproval = \"required\"\n[integrations.other]\nallowed_domains = [\"other.test\"]\n\
+             [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"other.test\"]\n\
+             [tasks.t]\nintegrations = [\"asked\"]\n[tasks.u]\nintegrations = [\"other\"]\n\
+             credentials = [\"KEY\"]\n"
+        ))
+        .await;
+    let wrong = value.replace('k', "x");
+    let seen = async |method: &str, host: &str| {
+        let reply = lab.by(Way::Absolute, method, &format!("https://{host}:{port}/"), &[], "").await;
+        let id = pending(&reply);
+        let request = Request::builder().uri(format!("/v1/self/approvals/{id}")).header("host", "proxy");
+        let shown = lab.send(request.header("proxy-authorization", auth()).body(empty()).unwrap()).await.problem();
+        (shown["method"].clone(), shown["url"].clone())
+    };
+    let named = json!(format!("https://api.test:{port}/"));
+    assert_eq!(seen("POST", "api.test").await, (json!("POST"), named.clone()));
+    for guess in [value, wrong.as_str()] {
+        assert_eq!(seen(guess, "api.test").await, (json!(null), named.clone()), "{guess}");
+        assert_eq!(seen("GET", &format!("{guess}.api.test")).await, (json!("GET"), json!(null)), "{guess}");
+    }
 }
