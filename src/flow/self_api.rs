@@ -253,7 +253,7 @@ impl SelfRequest<'_> {
         // The ledger returns each approval in its current state.
         let waiting = known.iter().filter(|known| known.state == ApprovalState::Pending);
         Ok(SelfReply::Document(
-            json!({ "approvals": waiting.map(|known| documents::own_approval(known, &self.task, now)).collect::<Value>() }),
+            json!({ "approvals": waiting.map(|known| documents::own_approval(known, self.task, now)).collect::<Value>() }),
         ))
     }
 
@@ -262,7 +262,7 @@ impl SelfRequest<'_> {
         let execution = self.caller.execution();
         let own = self.services.ledger.approval_of(execution, id, Millis::now()).await.map_err(unavailable)?;
         Ok(own.map_or(SelfReply::NotFound("The approval does not exist"), |approval| {
-            SelfReply::Document(documents::own_approval(&approval, &self.task, Millis::now()))
+            SelfReply::Document(documents::own_approval(&approval, self.task, Millis::now()))
         }))
     }
 
