@@ -7,7 +7,7 @@ use flate2::{Compress, Compression, FlushCompress, GzBuilder};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::brotli::window_bits;
+use super::brotli::{MAX_PIECE, window_bits};
 use super::budget::{CAPACITY, WindowMemory};
 use super::*;
 
@@ -653,3 +653,23 @@ const PERIODIC: &str = "\
     yixTk3gdUBAKOCBO6MtKnhOf5L9rVhzIUsP7LOBwww0CP/cEU/9lhpP/aHV/zh4z88rowf/eEV/vDxHx5vZSarEgjiEWFa";
 const LONG: &str = "\
     KLUv/QSIFQEA4oIHCaDt8NsNkAqQhQc2Jyue1Numdklri9LZmSpHYygEADBOSBE=";
+
+/// Blocks of brotli without output may be expensive to read, so a call reads few of them.
+#[test]
+fn a_call_reads_little_of_a_stream_without_output() {
+    let coded = [&b"\x0c"[..], &vec![6; 100_000], b"\x03"].concat();
+    let pool = Arc::new(WindowPool::default());
+    let mut decoder = Decoder::new(&[Coding::Brotli], FREE, &pool).unwrap();
+    let (mut rest, mut out, mut calls) = (&coded[..], Vec::new(), 0);
+    loop {
+        let before = rest.len();
+        let more = decoder.decode(&mut rest, &mut out).unwrap();
+        assert!(before - rest.len() <= MAX_PIECE, "{}", before - rest.len());
+        calls += 1;
+        if !more {
+            break;
+        }
+    }
+    assert!(out.is_empty() && rest.is_empty() && calls >= coded.len() / MAX_PIECE);
+    decoder.end().unwrap();
+}

@@ -23,6 +23,7 @@ use crate::stages::authorize::Grant;
 use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_types};
 use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
 use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
+use crate::stages::work_slice::WorkSlice;
 
 /// The longest time that a head waits for the first bytes of an encoded body. The body of a stream may start long after
 /// its head.
@@ -351,6 +352,7 @@ impl RedactedBody {
     /// Returns ready once there is output, or the body has ended without any.
     fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let Some(guard) = &mut self.guard else { return Poll::Ready(Ok(())) };
+        let slice = WorkSlice::begin();
         loop {
             if guard.ended {
                 let broken = guard.last.take_if(|last| last.is_err());
@@ -359,6 +361,10 @@ impl RedactedBody {
             let enough = guard.redactor.held() > 0 || (guard.received >= MAX_WITHOUT_OUTPUT && !guard.has_work());
             if guard.decoder.is_none() || enough {
                 return Poll::Ready(Ok(()));
+            }
+            if guard.has_work() && slice.is_over() {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             match guard.step(&mut self.inner, cx) {
                 Poll::Ready(()) => {}
@@ -510,12 +516,18 @@ impl Body for RedactedBody {
         let Some(guard) = &mut this.guard else {
             return this.inner.poll_frame(cx);
         };
+        // A body may decode to little or nothing for long.
+        let slice = WorkSlice::begin();
         loop {
             if let Some(data) = guard.output() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             if guard.ended {
                 return Poll::Ready(guard.last.take());
+            }
+            if guard.has_work() && slice.is_over() {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             if guard.step(&mut this.inner, cx).is_pending() {
                 if guard.has_work() {
