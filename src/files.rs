@@ -204,6 +204,14 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn every_byte_has_its_hex_digits() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let want: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex(&bytes), want);
+        assert_eq!(unhex(&want), Some(bytes));
+    }
+
     /// Tests lists as systemd sets them for credentials: one user has access, and the mode shows the list's mask.
     #[test]
     fn a_file_with_access_for_this_user_only_is_private() {

@@ -81,8 +81,8 @@ impl ConfigFile {
     }
 }
 
-/// Reloads once on a blocking thread, because file access and passphrase derivation may be slow. The reload is
-/// completed even if the future is dropped.
+/// Reloads once on a blocking thread, because file access and passphrase derivation may be slow. A reload that has begun
+/// is completed even if the future is dropped; one that waits for another is not begun then.
 pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
     let swap = file.swap.clone().lock_owned().await;
     let result = tokio::task::spawn_blocking(move || {

@@ -133,6 +133,7 @@ async fn handle(
     if !is_admitted {
         return Err(Fail::Overloaded.into());
     }
+    // These two are boxed, so that the future of a forwarded request is small.
     if let Some(page) = page {
         let answer = Box::pin(self_api::answer(services, &policy, &caller, (page, request), record)).await;
         return answer.map(Handled::Own);

@@ -66,6 +66,7 @@ pub(super) fn respond(
     pending.gate.accept_upgrade();
     record.status(response.status());
     let answer = respond::switched(services, response, &record);
+    // Boxed, because the waiting for the abort holds the future twice.
     let relay = Box::pin(relay(client.clone(), pending, accepted, record));
     let client = client.clone();
     services.tracker.spawn(async move {
