@@ -4,6 +4,7 @@
 //! address denies the host. Only the checked addresses are dialed later, so an answer that changes in between has no
 //! effect (DNS rebinding).
 
+mod answer_size;
 mod name_quota;
 
 use std::io;
@@ -11,16 +12,16 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig};
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::Resolver as Hickory;
+use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ProtocolConfig, ResolveHosts, ResolverConfig};
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
-use hickory_resolver::{Resolver as Hickory, TokioResolver};
 use moka::sync::Cache;
 use parking_lot::RwLock;
 use tokio::sync::OnceCell;
 use tokio::time::error::Elapsed;
 use tokio::time::{timeout, timeout_at};
 
+use self::answer_size::DnsSockets;
 use self::name_quota::{NameQuota, Seen};
 use super::authorize::Admitted;
 use super::socket_quota::SocketQuota;
@@ -103,7 +104,7 @@ pub struct OwnEndpoints {
 
 /// Resolves names and checks the addresses.
 pub struct Resolver {
-    dns: TokioResolver,
+    dns: Hickory<DnsSockets>,
     servers: Vec<SocketAddr>,
     timeout: Duration,
     own: OwnEndpoints,
@@ -140,11 +141,12 @@ impl Resolver {
             tracing::warn!("no DNS server is configured; only [dns].hosts and IP literals can be reached");
         }
         let servers = endpoints(&name_servers);
+        let sockets = DnsSockets::new(plain_tcp(&name_servers));
         let config = ResolverConfig::from_name_servers(name_servers);
         // DNS servers are verified with the same roots as origins. Each protocol adds its own ALPN.
         let mut tls = tls.config().as_ref().clone();
         tls.alpn_protocols.clear();
-        let mut builder = Hickory::builder_with_config(config, TokioRuntimeProvider::default()).with_tls_config(tls);
+        let mut builder = Hickory::builder_with_config(config, sockets).with_tls_config(tls);
         let options = builder.options_mut();
         options.use_hosts_file = ResolveHosts::Never;
         options.ndots = 0;
@@ -465,6 +467,16 @@ fn name_servers_of(server: &DnsServer) -> Vec<NameServerConfig> {
 fn endpoints(servers: &[NameServerConfig]) -> Vec<SocketAddr> {
     let of = |server: &NameServerConfig| {
         server.connections.iter().map(|c| canonical(SocketAddr::new(server.ip, c.port))).collect::<Vec<_>>()
+    };
+    servers.iter().flat_map(of).collect()
+}
+
+/// Returns the addresses at which DNS is spoken over TCP without TLS.
+fn plain_tcp(servers: &[NameServerConfig]) -> Arc<[SocketAddr]> {
+    let is_plain = |connection: &&ConnectionConfig| matches!(connection.protocol, ProtocolConfig::Tcp);
+    let of = |server: &NameServerConfig| {
+        let plain = server.connections.iter().filter(is_plain);
+        plain.map(|connection| SocketAddr::new(server.ip, connection.port)).collect::<Vec<_>>()
     };
     servers.iter().flat_map(of).collect()
 }

@@ -97,11 +97,8 @@ async fn dns_over_tls_and_over_https_are_used_and_verified() {
     }
 }
 
-/// RFC 7766 §5: an answer that is truncated over UDP is queried again over TCP at the same port.
-#[tokio::test]
-async fn a_truncated_answer_is_queried_again_over_tcp() {
-    let builder = LabBuilder::new().await;
-    let origin = builder.origin("api.test").await;
+/// Starts a server that answers over TCP, and over UDP with truncated answers.
+async fn truncating_server(dns: ScriptedDns) -> SocketAddr {
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let at = tcp.local_addr().unwrap();
     let udp = tokio::net::UdpSocket::bind(at).await.unwrap();
@@ -113,15 +110,42 @@ async fn a_truncated_answer_is_queried_again_over_tcp() {
             let _ = udp.send_to(&buffer[..n], peer).await;
         }
     });
-    let dns = builder.dns.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = tcp.accept().await {
             tokio::spawn(framed(stream, dns.clone()));
         }
     });
+    at
+}
+
+/// RFC 7766 §5: an answer that is truncated over UDP is queried again over TCP at the same port.
+#[tokio::test]
+async fn a_truncated_answer_is_queried_again_over_tcp() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let at = truncating_server(builder.dns.clone()).await;
     let lab = builder.proxy(&format!("[dns]\nservers = [\"{at}\"]\n{}", lab::allow_api(origin.port()))).await;
     assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     assert_eq!(lab.dns.queries("api.test"), 2, "both over TCP");
+}
+
+/// Reading thousands of long names takes a thread for tens of milliseconds, so an answer of that size counts as a failure.
+/// Other queries on the connection are not affected.
+#[tokio::test]
+async fn a_large_answer_is_not_read() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    builder.dns.set("large.test", &["127.0.0.1"; 1000]);
+    let at = truncating_server(builder.dns.clone()).await;
+    let rule = lab::allow_api(origin.port()).replace("\"api.test\"]", "\"api.test\", \"large.test\"]");
+    let lab = builder.proxy(&format!("[dns]\nservers = [\"{at}\"]\n{rule}")).await;
+    for _ in 0..2 {
+        lab.get(&format!("https://large.test:{}/", origin.port())).await.assert_refused(502, "resolve_failed");
+        assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    }
+    let lines = lab.audit().await;
+    let refused = lines.iter().filter(|line| line["code"] == "resolve_failed");
+    assert_eq!(refused.count(), 2, "{lines:?}");
 }
 
 #[tokio::test]
