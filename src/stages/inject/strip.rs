@@ -78,8 +78,17 @@ pub(crate) fn is_reserved(name: &HeaderName, places: &[Placement]) -> bool {
 
 /// Returns the query without such parameters and without the parameters of these placements.
 pub(crate) fn without_parameters(query: &str, places: &[Placement]) -> String {
-    let listed = |name: &[u8]| places.iter().any(|p| matches!(p, Placement::Parameter(own) if own.as_bytes() == name));
-    query::remove_parameters(query, |name| PARAMETERS.contains(&fold(name).as_str()) || listed(name))
+    let own = |place: &Placement| match place {
+        Placement::Parameter(name) => Some((name.clone().into_bytes(), fold(name.as_bytes()))),
+        Placement::Field(_) => None,
+    };
+    let own: Vec<_> = places.iter().filter_map(own).collect();
+    query::remove_parameters(query, |name| {
+        let folded = fold(name);
+        let is_own =
+            |(own, own_folded): &(Vec<u8>, String)| own == name || (!folded.is_empty() && *own_folded == folded);
+        PARAMETERS.contains(&folded.as_str()) || own.iter().any(is_own)
+    })
 }
 
 /// Folds a name: servers ignore case and separators, and some read `name[]` as `name`.
@@ -124,6 +133,7 @@ mod tests {
             ("%6bey=x", ""),
             ("api%20key=x&api_key[]=x&keys=kept", "keys=kept"),
             ("k.y=x", ""),
+            ("K-Y=x&ky=x&k=kept", "k=kept"),
         ];
         let field = [Placement::Field(HeaderName::from_static("x-zed"))];
         assert!(is_reserved(&HeaderName::from_static("x_zed"), &field), "servers treat both alike");
