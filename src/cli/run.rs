@@ -1,8 +1,10 @@
 //! `exeat run`: runs one command behind a proxy of its own.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
@@ -23,6 +25,7 @@ use crate::audit::line::{Event, Line, LineVerdict};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
+use crate::leak::Matcher;
 use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::compile::{self, Config, Problem};
@@ -136,6 +139,7 @@ async fn run_command(
         say(format_args!("warning: {warning}"));
     }
     let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
+    let values = config.policy.task(&TaskName::new(TASK)).map(|task| task.own().clone()).unwrap_or_default();
     let keys = keys_to_hide(&config.policy, placeholders);
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
@@ -150,7 +154,7 @@ async fn run_command(
         false => Command::new(program),
     };
     command.kill_on_drop(true);
-    set_arguments_and_environment(&mut command, rest, &keys, hidden_variables, &environment);
+    set_arguments_and_environment(&mut command, rest, (&keys, &values), hidden_variables, &environment)?;
     drop(environment);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
@@ -176,25 +180,50 @@ fn keys_to_hide(policy: &Policy, placeholders: Vec<PlaceholderCredential>) -> Ve
 }
 
 /// Sets the command's arguments and environment, with keys replaced by placeholders and `hidden_variables` removed.
+///
+/// Variables that contain a key in another form, such as base64, are left out, because what they are for is unknown.
+///
+/// # Errors
+/// [`Exit::Usage`] if an argument contains a key in another form.
 fn set_arguments_and_environment(
     command: &mut Command,
     rest: &[String],
-    keys: &[HiddenKey],
+    (keys, values): (&[HiddenKey], &Matcher),
     hidden_variables: Vec<String>,
     environment: &Environment,
-) {
+) -> Result<(), Exit> {
     if rest.iter().any(|arg| placeholder::replace_keys(keys, arg.as_ref()).is_some()) {
         say(
             "exeat: the command's arguments contain a key, which others could see at the start; write '$NAME' in quotes",
         );
     }
-    command.args(rest.iter().map(|arg| placeholder::replace_keys(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
+    let replaced = |text: &OsStr| placeholder::replace_keys(keys, text).unwrap_or_else(|| text.into());
+    for argument in rest {
+        let argument = replaced(argument.as_ref());
+        if let Some(found) = values.find(argument.as_bytes()) {
+            say(format_args!(
+                "exeat: an argument of the command contains {} in another form, such as base64, or a part of it; write \
+                 '$NAME' in quotes instead",
+                found.owner
+            ));
+            return Err(Exit::Usage);
+        }
+        command.arg(argument);
+    }
     command.env_clear();
-    command.envs(
-        environment
-            .all()
-            .map(|(name, value)| (name, placeholder::replace_keys(keys, value).unwrap_or_else(|| value.into()))),
-    );
+    for (name, value) in environment.all() {
+        let value = replaced(value);
+        match values.find(value.as_bytes()) {
+            None => {
+                command.env(name, value);
+            }
+            Some(found) => say(format_args!(
+                "exeat: the variable {} is not passed on: it contains {} in another form, such as base64, or a part of it",
+                clean(&name.to_string_lossy()),
+                found.owner
+            )),
+        }
+    }
     // The command does not get the variables that configure the proxy, because they include its tokens.
     let ours = environment.all().map(|(name, _)| name.to_owned());
     let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
@@ -205,6 +234,7 @@ fn set_arguments_and_environment(
     {
         command.env_remove(name);
     }
+    Ok(())
 }
 
 /// The configuration of the command's proxy.

@@ -66,6 +66,42 @@ async fn the_command_gets_a_placeholder_that_the_proxy_replaces() {
     assert!(words.contains("the command's arguments contain a key") && !words.contains(VALUE), "{words}");
 }
 
+/// The forms in which a key can be in an environment: a URL, a `.netrc`, a Basic field, JSON, and others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_in_another_form_does_not_reach_the_command() {
+    const KEY: &str = "Zq8R/mVt+LxK0pWd=NfHb7YcAe5UgJ1s";
+    let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+    let percent = KEY.replace('/', "%2F").replace('+', "%2b").replace('=', "%3D");
+    let forms = [
+        ("URL", format!("https://bot:{percent}@host/simple")),
+        ("ENCODED", base64(KEY)),
+        ("FIELD", format!("Authorization: Basic {}", base64(&format!("bot:{KEY}")))),
+        ("OBJECT", format!("{{\"k\":\"{}\"}}", KEY.replace('/', "\\/"))),
+        ("DIGITS", KEY.bytes().map(|byte| format!("{byte:02x}")).collect()),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let run = |command: &[&str]| {
+        let flags = ["run", "-q", "--credential", "K=bearer@api.test", "--"];
+        let mut run = exeat(dir.path(), &[&flags, command].concat());
+        run.env("K", KEY).env("OTHER", base64("an unrelated text"));
+        run
+    };
+    let mut with_variables = run(&["env"]);
+    with_variables.envs(forms.clone());
+    let ran = output(with_variables).await;
+    let (out, words) = (text(&ran.stdout), text(&ran.stderr));
+    assert!(ran.status.success() && out.contains("OTHER="), "{out}{words}");
+    for (name, value) in &forms {
+        assert!(!out.contains(value.as_str()) && !out.contains(&format!("\n{name}=")), "{out}");
+        assert!(words.contains(&format!("the variable {name} is not passed on: it contains K")), "{words}");
+        let refused = output(run(&["echo", "reached", value])).await;
+        let words = text(&refused.stderr);
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{words}");
+        assert!(words.contains("an argument of the command contains K in another form"), "{words}");
+        assert!(!words.contains(value.as_str()), "{words}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inconsistent_flag_is_a_usage_error() {
     let (builder, _) = place().await;
