@@ -6,18 +6,51 @@ use std::time::{Duration, Instant};
 const MAX_SLICE: Duration = Duration::from_millis(2);
 
 /// The work of a task since it last yielded.
+///
+/// A body keeps it from one poll to the next: its reader may poll for many frames before it yields itself.
+#[derive(Default)]
 pub(crate) struct WorkSlice {
-    began: Instant,
+    worked: Duration,
 }
 
 impl WorkSlice {
-    /// Starts a slice.
-    pub(crate) fn begin() -> Self {
-        Self { began: Instant::now() }
+    /// Runs some work and adds the time it took.
+    pub(crate) fn run<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = work();
+        self.worked = self.worked.saturating_add(began.elapsed());
+        result
     }
 
-    /// Returns true if the task must yield.
-    pub(crate) fn is_over(&self) -> bool {
-        self.began.elapsed() >= MAX_SLICE
+    /// Returns true if the task must yield now, and begins the next slice.
+    pub(crate) fn must_yield(&mut self) -> bool {
+        let is_over = self.worked >= MAX_SLICE;
+        if is_over {
+            self.worked = Duration::ZERO;
+        }
+        is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_work_add_up() {
+        let mut slice = WorkSlice::default();
+        let piece = || std::thread::sleep(MAX_SLICE / 2);
+        slice.run(piece);
+        slice.run(piece);
+        assert!(slice.must_yield());
+        assert!(!slice.must_yield(), "the next slice has begun");
+    }
+
+    #[test]
+    fn time_between_pieces_does_not_count() {
+        let mut slice = WorkSlice::default();
+        slice.run(|| ());
+        std::thread::sleep(MAX_SLICE);
+        assert!(!slice.must_yield());
     }
 }

@@ -148,7 +148,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut buffer = vec![0; BUFFER];
-    let mut slice = WorkSlice::begin();
+    let mut slice = WorkSlice::default();
     loop {
         let read = tokio::select! {
             biased;
@@ -166,7 +166,7 @@ where
                     Some(limit) => Some(limit.acquire().await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?),
                     None => None,
                 };
-                let out = filter.pass(bytes)?;
+                let out = slice.run(|| filter.pass(bytes))?;
                 drop(permit);
                 clock.wait(to.write_all(&out)).await?;
                 count(n);
@@ -174,11 +174,10 @@ where
         }
         clock.wait(to.flush()).await?;
         filter.written()?;
-        if slice.is_over() {
+        if slice.must_yield() {
             // Tokio's own budget counts reads, and one read may hold thousands of messages. Only here is the output at a
             // point where the direction may be stopped.
             tokio::task::yield_now().await;
-            slice = WorkSlice::begin();
         }
     }
     clock.wait(to.shutdown()).await

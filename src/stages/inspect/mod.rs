@@ -190,19 +190,20 @@ async fn scan_buffered(
     let mut rest = data.clone();
     let acquire = async || limit.acquire().await.map_err(|_| OutboundError::NoRoom);
     let mut permit = Some(acquire().await?);
-    let mut slice = WorkSlice::begin();
+    let mut slice = WorkSlice::default();
     while !rest.is_empty() || outbound.has_work() {
-        if !outbound.has_work() {
-            outbound.push(rest.split_to(PORTION.min(rest.len())))?;
-        }
-        outbound.work()?;
+        slice.run(|| {
+            if !outbound.has_work() {
+                outbound.push(rest.split_to(PORTION.min(rest.len())))?;
+            }
+            outbound.work()
+        })?;
         // The data is already in memory, so the scanner's copy is dropped.
         while outbound.take().is_some() {}
-        if slice.is_over() {
+        if slice.must_yield() {
             drop(permit.take());
             tokio::task::yield_now().await;
             permit = Some(acquire().await?);
-            slice = WorkSlice::begin();
         }
     }
     trailers.map_or(Ok(()), |trailers| outbound.trailers(trailers))?;

@@ -18,6 +18,10 @@ const MAX_WITHOUT_TEXT: usize = 1024 * 1024;
 const MAX_HELD_MESSAGE: u64 = 1024 * 1024;
 /// The bytes that may be held beyond the lag until their text is scanned, even without room in the budget.
 const MIN_HELD: usize = 16 * 1024;
+/// The length of the head of a message of gRPC or Connect, in bytes.
+const HEAD_LENGTH: usize = 5;
+/// The maximum number of heads read in one step.
+const HEADS_PER_STEP: usize = 64;
 /// The bytes of a message read between marks. A mark maps a sent position to the text scanned up to it.
 const MARK_INTERVAL: usize = 8 * 1024;
 
@@ -90,9 +94,14 @@ struct GrpcMessages {
 }
 
 struct Message {
+    /// The number of bytes that have not been taken from the body.
     left: u64,
     size: u64,
     decoder: Option<Box<Decoder>>,
+    /// The bytes taken that have not been decoded.
+    coded: Bytes,
+    /// The decoder has more output for the bytes that it has consumed.
+    more: bool,
 }
 
 impl OutboundBody {
@@ -139,10 +148,15 @@ impl OutboundBody {
 
     /// Returns true if there are bytes to scan.
     pub(crate) fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || matches!(self.reader, BodyReader::Coded { more: true, .. })
+        let has_more = match &self.reader {
+            BodyReader::Plain => false,
+            BodyReader::Coded { more, .. } => *more,
+            BodyReader::Messages(messages) => messages.has_more(),
+        };
+        has_more || !self.waiting.is_empty()
     }
 
-    /// Scans a portion of the received bytes.
+    /// Scans some of the received bytes. The caller yields between calls, so a call is short for any input.
     pub(crate) fn work(&mut self) -> Result<(), OutboundError> {
         match &mut self.reader {
             BodyReader::Plain => {
@@ -167,8 +181,7 @@ impl OutboundBody {
                 };
             }
             BodyReader::Messages(messages) => {
-                let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
-                return messages.read(portion, &mut self.hold);
+                return messages.step(&mut self.waiting, &mut self.hold);
             }
         }
         Ok(self.hold.release_beyond_lag()?)
@@ -240,34 +253,43 @@ impl OutboundBody {
 }
 
 impl GrpcMessages {
-    fn read(&mut self, mut bytes: Bytes, hold: &mut Holdback) -> Result<(), OutboundError> {
-        while !bytes.is_empty() {
-            match &mut self.message {
-                None => {
-                    let missing = 5_usize.saturating_sub(self.head.len()).min(bytes.len());
-                    let head = bytes.split_to(missing);
-                    self.head.extend_from_slice(&head);
-                    hold.send(head)?;
-                    if let [flags, length @ ..] = self.head.as_slice()
-                        && let Ok(length) = <[u8; 4]>::try_from(length)
-                    {
-                        self.message = Some(self.start_message(*flags, u32::from_be_bytes(length))?);
-                        self.head.clear();
-                    }
+    /// Reads from the front of `waiting`: a few heads, or one piece of a message. A message can be empty, and a short one
+    /// can take long to decode, so the number of bytes read alone is no bound of the work.
+    fn step(&mut self, waiting: &mut Bytes, hold: &mut Holdback) -> Result<(), OutboundError> {
+        for _ in 0..HEADS_PER_STEP {
+            let Some(message) = &mut self.message else {
+                if waiting.is_empty() {
+                    return Ok(());
                 }
-                Some(message) => {
-                    let max = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARK_INTERVAL);
-                    let piece = bytes.split_to(max);
-                    message.left = message.left.saturating_sub(piece.len() as u64);
-                    hold.send(piece.clone())?;
-                    message.read(&piece, self.crowded, hold)?;
+                let missing = HEAD_LENGTH.saturating_sub(self.head.len()).min(waiting.len());
+                let head = waiting.split_to(missing);
+                self.head.extend_from_slice(&head);
+                hold.send(head)?;
+                if let [flags, length @ ..] = self.head.as_slice()
+                    && let Ok(length) = <[u8; 4]>::try_from(length)
+                {
+                    self.message = Some(self.start_message(*flags, u32::from_be_bytes(length))?);
+                    self.head.clear();
+                    self.end_if_complete(hold)?;
                 }
-            }
-            if let Some(message) = self.message.take_if(|message| message.left == 0) {
-                message.decoder.map_or(Ok(()), |decoder| decoder.end())?;
-                hold.mark(hold.sent());
-                hold.end_message()?;
-            }
+                continue;
+            };
+            message.step(waiting, self.crowded, hold)?;
+            return self.end_if_complete(hold);
+        }
+        Ok(())
+    }
+
+    /// Returns true if there is output to decode without further bytes.
+    fn has_more(&self) -> bool {
+        self.message.as_ref().is_some_and(Message::has_more)
+    }
+
+    fn end_if_complete(&mut self, hold: &mut Holdback) -> Result<(), OutboundError> {
+        if let Some(message) = self.message.take_if(|message| message.left == 0 && !message.has_more()) {
+            message.decoder.map_or(Ok(()), |decoder| decoder.end())?;
+            hold.mark(hold.sent());
+            hold.end_message()?;
         }
         Ok(())
     }
@@ -284,14 +306,21 @@ impl GrpcMessages {
         } else {
             None
         };
-        Ok(Message { left: size, size, decoder })
+        Ok(Message { left: size, size, decoder, coded: Bytes::new(), more: false })
     }
 }
 
 impl Message {
-    fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Holdback) -> Result<(), OutboundError> {
+    /// Scans a piece of an uncompressed message, or decodes and scans one step of a compressed one.
+    fn step(&mut self, waiting: &mut Bytes, crowded: bool, hold: &mut Holdback) -> Result<(), OutboundError> {
+        if self.coded.is_empty() && !waiting.is_empty() {
+            let max = usize::try_from(self.left).unwrap_or(usize::MAX).min(waiting.len()).min(MARK_INTERVAL);
+            self.coded = waiting.split_to(max);
+            self.left = self.left.saturating_sub(max as u64);
+            hold.send(self.coded.clone())?;
+        }
         let Some(decoder) = &mut self.decoder else {
-            hold.read(piece)?;
+            hold.read(&std::mem::take(&mut self.coded))?;
             // Marked even while the message is held as a whole: the budget may run out before its end.
             hold.mark(hold.sent());
             if self.size > MAX_HELD_MESSAGE || crowded {
@@ -299,15 +328,16 @@ impl Message {
             }
             return Ok(());
         };
+        let mut coded: &[u8] = &self.coded;
         let mut text = Vec::new();
-        loop {
-            let more = decoder.decode(&mut piece, &mut text)?;
-            hold.read(&text)?;
-            text.clear();
-            if !more {
-                return Ok(());
-            }
-        }
+        self.more = decoder.decode(&mut coded, &mut text)?;
+        let taken = self.coded.len().saturating_sub(coded.len());
+        self.coded.advance(taken);
+        Ok(hold.read(&text)?)
+    }
+
+    fn has_more(&self) -> bool {
+        self.more || !self.coded.is_empty()
     }
 }
 
@@ -430,6 +460,31 @@ mod tests {
             let mut outbound = OutboundBody::of(&parts, &values, BOUNDS, &Arc::default()).unwrap();
             assert!(outbound.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
             assert_eq!(outbound.work().is_ok(), passes, "{flag} {coding:?}");
+        }
+    }
+
+    /// Empty messages, and those that decode to nothing, take longer than their bytes tell.
+    #[test]
+    fn a_call_reads_few_messages() {
+        let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        // An empty frame of zstd without checksum (RFC 8878 §3.1.1).
+        let empty_frame = [0x28, 0xb5, 0x2f, 0xfd, 0, 0x58, 1, 0, 0];
+        let coded = [&[1, 0, 0, 0, 9][..], &empty_frame].concat();
+        for (message, per_call) in [(vec![0; 5], 64), (coded, 1)] {
+            let request =
+                http::Request::post("/").header(CONTENT_TYPE, "application/grpc").header("grpc-encoding", "zstd");
+            let parts = request.body(()).unwrap().into_parts().0;
+            let mut outbound = OutboundBody::of(&parts, &values, BOUNDS, &Arc::default()).unwrap();
+            let (count, mut calls, mut sent) = (1000, 0, 0);
+            assert!(outbound.push(Bytes::from(message.repeat(count))).is_ok());
+            while outbound.has_work() {
+                assert!(outbound.work().is_ok());
+                calls += 1;
+                sent += std::iter::from_fn(|| outbound.take()).map(|piece| piece.len()).sum::<usize>();
+            }
+            assert!(calls >= count / per_call, "{calls}");
+            assert_eq!(sent, message.len() * count, "all complete messages are sent");
+            assert!(outbound.end().is_ok());
         }
     }
 

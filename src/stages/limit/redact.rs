@@ -140,6 +140,7 @@ struct Redaction {
     may_be_known: bool,
     decoder: Option<Box<Decoder>>,
     limit: PolledScanLimit,
+    slice: WorkSlice,
     /// Received bytes that have not been decoded and scanned.
     waiting: Bytes,
     /// Trailers that have not been scanned. All data before them has been.
@@ -205,6 +206,7 @@ fn head(mut response: Response<Incoming>, guard: Option<(RedactionPlan, ContentD
         delivered: 0,
         decoder,
         limit,
+        slice: WorkSlice::default(),
         waiting: Bytes::new(),
         trailers: None,
         received: 0,
@@ -352,7 +354,6 @@ impl RedactedBody {
     /// Returns ready once there is output, or the body has ended without any.
     fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let Some(guard) = &mut self.guard else { return Poll::Ready(Ok(())) };
-        let slice = WorkSlice::begin();
         loop {
             if guard.ended {
                 let broken = guard.last.take_if(|last| last.is_err());
@@ -362,7 +363,7 @@ impl RedactedBody {
             if guard.decoder.is_none() || enough {
                 return Poll::Ready(Ok(()));
             }
-            if guard.has_work() && slice.is_over() {
+            if guard.slice.must_yield() {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -449,7 +450,9 @@ impl Redaction {
     fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
             let _permit = ready!(self.limit.poll_acquire(cx));
-            self.work();
+            let mut slice = std::mem::take(&mut self.slice);
+            slice.run(|| self.work());
+            self.slice = slice;
         } else {
             match ready!(inner.poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
                 Some(Ok(Ok(data))) => self.take(data),
@@ -516,8 +519,6 @@ impl Body for RedactedBody {
         let Some(guard) = &mut this.guard else {
             return this.inner.poll_frame(cx);
         };
-        // A body may decode to little or nothing for long.
-        let slice = WorkSlice::begin();
         loop {
             if let Some(data) = guard.output() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -525,7 +526,7 @@ impl Body for RedactedBody {
             if guard.ended {
                 return Poll::Ready(guard.last.take());
             }
-            if guard.has_work() && slice.is_over() {
+            if guard.slice.must_yield() {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

@@ -80,6 +80,7 @@ struct ScannedBody {
     trailers: Option<HeaderMap>,
     pauses: PauseTimer,
     limit: PolledScanLimit,
+    slice: WorkSlice,
 }
 
 impl ScannedBody {
@@ -311,7 +312,14 @@ impl RequestBody {
             PauseTimer::Enabled { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
         };
         let limit = self.scan_limit().polled();
-        self.scan = Some(Box::new(ScannedBody { outbound, ended: false, trailers: None, pauses, limit }));
+        self.scan = Some(Box::new(ScannedBody {
+            outbound,
+            ended: false,
+            trailers: None,
+            pauses,
+            limit,
+            slice: WorkSlice::default(),
+        }));
     }
 
     /// Polls for the next frame that may be sent.
@@ -336,9 +344,8 @@ impl RequestBody {
         scan: &mut ScannedBody,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Frame<Bytes>>, FrameError>> {
-        let slice = WorkSlice::begin();
         let mut permit = None;
-        while !slice.is_over() {
+        while !scan.slice.must_yield() {
             if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
@@ -346,7 +353,10 @@ impl RequestBody {
                 if permit.is_none() {
                     permit = Some(ready!(scan.limit.poll_acquire(cx)));
                 }
-                scan.work()?;
+                let mut slice = std::mem::take(&mut scan.slice);
+                let result = slice.run(|| scan.work());
+                scan.slice = slice;
+                result?;
                 continue;
             }
             if scan.ended {
@@ -363,7 +373,7 @@ impl RequestBody {
             match frame.transpose().map_err(FrameError::Body)?.map(Frame::into_data) {
                 Some(Ok(data)) => {
                     scan.pauses.data_arrived();
-                    scan.outbound.push(data)?;
+                    scan.slice.run(|| scan.outbound.push(data))?;
                 }
                 Some(Err(frame)) => scan.trailers = Some(frame.into_trailers().unwrap_or_default()),
                 None => {

@@ -7,4 +7,5 @@ pub mod memory;
 pub mod plans;
 pub mod queued_heads;
 pub mod shared_memory;
+pub mod slow_bodies;
 pub mod tiny_messages;
