@@ -8,18 +8,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 
 use crate::lab::client::auth;
 use crate::lab::{self, LabBuilder, TIMEOUT, h2};
 use crate::operation::cli::{Served, exeat};
 
-/// Starts an h2 origin that answers each head with `first`, and then sends `flood` repeatedly for `lasts`. It reports
-/// how long it could write.
+/// Starts an h2 origin that answers each head with `first`. After `begin`, it sends `flood` repeatedly for `lasts`, and
+/// reports how long it could write.
 async fn flooding(
     builder: &LabBuilder,
     first: fn(u32) -> Vec<u8>,
     flood: fn(u32) -> Vec<u8>,
     lasts: Duration,
+    begin: CancellationToken,
 ) -> (u16, tokio::sync::mpsc::UnboundedReceiver<Duration>) {
     builder.dns.set("api.test", &["127.0.0.1"]);
     let mut config = builder.server_config("api.test").as_ref().clone();
@@ -30,7 +32,7 @@ async fn flooding(
     let (wrote, written) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (tls, wrote) = (tls.clone(), wrote.clone());
+            let (tls, wrote, begin) = (tls.clone(), wrote.clone(), begin.clone());
             tokio::spawn(async move {
                 let Ok(mut io) = tls.accept(stream).await else { return };
                 let _ = io.read_exact(&mut [0; h2::PREFACE.len()]).await;
@@ -39,10 +41,11 @@ async fn flooding(
                     if frame.kind != h2::HEADERS {
                         continue;
                     }
-                    let start = Instant::now();
                     let (mut reading, mut writing) = tokio::io::split(io);
                     tokio::spawn(async move { while reading.read(&mut [0; 4096]).await.is_ok_and(|n| n > 0) {} });
                     let _ = writing.write_all(&first(frame.stream)).await;
+                    begin.cancelled().await;
+                    let start = Instant::now();
                     let bytes = flood(frame.stream);
                     while start.elapsed() < lasts && writing.write_all(&bytes).await.is_ok() {}
                     let _ = wrote.send(start.elapsed());
@@ -52,6 +55,13 @@ async fn flooding(
         }
     });
     (port, written)
+}
+
+/// Returns a token that lets the flood begin after the answer.
+fn at_once() -> CancellationToken {
+    let begin = CancellationToken::new();
+    begin.cancel();
+    begin
 }
 
 async fn served(builder: &LabBuilder, port: u16) -> Served {
@@ -92,7 +102,7 @@ async fn endless_interim_answers_do_not_fill_the_memory() {
     let flood = |stream| {
         h2::frame(h2::HEADERS, h2::END_HEADERS, stream, &[0x08, 3, b'1', b'0', b'3', 0xbe, 0xbe, 0xbe]).repeat(50_000)
     };
-    let (port, mut written) = flooding(&builder, first, flood, Duration::from_secs(8)).await;
+    let (port, mut written) = flooding(&builder, first, flood, Duration::from_secs(8), at_once()).await;
     let served = served(&builder, port).await;
     let mut client = ask(&served, port).await;
     let head = lab::client::read_head(&mut client).await;
@@ -111,11 +121,13 @@ async fn a_flooded_idle_connection_is_closed() {
         [head, h2::frame(h2::DATA, h2::END_STREAM, stream, b"hello\n")].concat()
     };
     // Frames of an unknown type without content (RFC 9113 §5.5).
+    let begin = CancellationToken::new();
     let flood = |_| h2::frame(77, 0, 0, &[]).repeat(100_000);
-    let (port, mut written) = flooding(&builder, answer, flood, Duration::from_secs(12)).await;
+    let (port, mut written) = flooding(&builder, answer, flood, Duration::from_secs(12), begin.clone()).await;
     let served = served(&builder, port).await;
     let mut client = ask(&served, port).await;
     assert!(lab::client::read_head(&mut client).await.starts_with("HTTP/1.1 200 "));
+    begin.cancel();
     let wrote = timeout(2 * TIMEOUT, written.recv()).await.unwrap().unwrap();
     assert!(wrote < Duration::from_secs(10), "it was read for {wrote:?}");
 }
@@ -130,7 +142,7 @@ async fn an_answer_that_a_reset_cuts_off_is_aborted() {
             2 => |stream| answer_and_reset(stream, 2),
             _ => |stream| answer_and_reset(stream, 8),
         };
-        let (port, _written) = flooding(&builder, answer, |_| Vec::new(), Duration::ZERO).await;
+        let (port, _written) = flooding(&builder, answer, |_| Vec::new(), Duration::ZERO, at_once()).await;
         let lab = builder.proxy(&lab::allow_api(port)).await;
         let to = format!("api.test:{port}");
         let head = format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\n{{auth}}\r\n");
