@@ -124,8 +124,14 @@ impl PathPattern {
     /// Parses a pattern from the configuration.
     ///
     /// # Errors
-    /// [`PatternError`] if it is not in canonical form, or has a `*` that is not a whole segment.
+    /// [`PatternError`] if it is not in canonical form, has a query or a fragment, or a `*` that is not a whole segment.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
+        if let Some((path, _)) = text.split_once(['?', '#']) {
+            return Err(error(
+                format!("{text:?} can match no path: a query or fragment is not part of it"),
+                &format!("{path:?}"),
+            ));
+        }
         match super::path::canonical(text) {
             Ok(canonical) if canonical == text => {}
             Ok(canonical) => {
@@ -282,7 +288,7 @@ mod tests {
 
     #[test]
     fn rejects_ambiguous_path_patterns() {
-        for pattern in ["repos", "/a/../b", "/a*", "/%61", "/a//b", ""] {
+        for pattern in ["repos", "/a/../b", "/a*", "/%61", "/a//b", "", "/a?b=1", "/a#b", "/a?*"] {
             assert!(PathPattern::parse(pattern).is_err(), "{pattern:?}");
         }
     }
