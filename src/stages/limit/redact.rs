@@ -21,6 +21,7 @@ use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
 use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_types};
+use crate::stages::message::headers;
 use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
 use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 use crate::stages::work_slice::WorkSlice;
@@ -170,7 +171,7 @@ pub(crate) async fn head_within_limit(
     guard: Option<(RedactionPlan, ContentDecoder)>,
 ) -> Verdict<Response<RedactedBody>> {
     let _permit = match &guard {
-        Some((guard, _)) => Some(guard.limit.acquire().await?),
+        Some((guard, _)) => Some(guard.limit.acquire_for(headers::size(response.headers())).await?),
         None => None,
     };
     Ok(head(response, guard))
@@ -249,21 +250,10 @@ impl TextRedactor {
 
 /// The words in the names of fields with a digest of the body as the origin sent it (RFC 9530, older ones, and those of
 /// storage services).
-const DIGEST_WORDS: [&str; 13] = [
-    "checksum",
-    "crc",
-    "crc32",
-    "crc32c",
-    "crc64",
-    "crc64ecma",
-    "crc64nvme",
-    "digest",
-    "hash",
-    "md5",
-    "sha1",
-    "sha256",
-    "sha512",
-];
+const DIGEST_WORDS: [&str; 4] = ["checksum", "crc", "digest", "hash"];
+/// The names of algorithms, which some write with a hyphen.
+const DIGEST_ALGORITHMS: [&str; 9] =
+    ["blake2", "blake3", "crc32", "crc64", "md5", "sha1", "sha256", "sha384", "sha512"];
 /// The beginnings of the names of others.
 const DIGEST_PREFIXES: [&str; 2] = ["x-bz-content-", "x-checksum"];
 /// The digest by which clients of registries identify a manifest. It names what they asked for.
@@ -274,7 +264,13 @@ const KEPT_DIGEST: &str = "docker-content-digest";
 fn remove_digests(headers: &mut HeaderMap) {
     let is_digest = |name: &str| {
         let has_word = || name.split(['-', '_']).any(|word| DIGEST_WORDS.contains(&word));
-        name != KEPT_DIGEST && (has_word() || DIGEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+        let has_algorithm = || {
+            // Every one of them ends with a digit.
+            let joined = name.bytes().any(|byte| byte.is_ascii_digit()).then(|| name.replace(['-', '_'], ""));
+            joined.is_some_and(|name| DIGEST_ALGORITHMS.iter().any(|algorithm| name.contains(algorithm)))
+        };
+        let has_prefix = || DIGEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        name != KEPT_DIGEST && (has_word() || has_prefix() || has_algorithm())
     };
     let digests: Vec<HeaderName> = headers.keys().filter(|name| is_digest(name.as_str())).cloned().collect();
     for name in digests {
@@ -449,7 +445,10 @@ impl Redaction {
     /// Decodes and scans a portion or the trailers, or polls for the next frame.
     fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
-            let _permit = ready!(self.limit.poll_acquire(cx));
+            let _permit = match &self.decoder {
+                None => ready!(self.limit.poll_acquire_for(self.received, cx)),
+                Some(_) => ready!(self.limit.poll_acquire(cx)),
+            };
             let mut slice = std::mem::take(&mut self.slice);
             slice.run(|| self.work());
             self.slice = slice;

@@ -344,15 +344,12 @@ impl RequestBody {
         scan: &mut ScannedBody,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Frame<Bytes>>, FrameError>> {
-        let mut permit = None;
         while !scan.slice.must_yield() {
             if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
             if scan.has_work() {
-                if permit.is_none() {
-                    permit = Some(ready!(scan.limit.poll_acquire(cx)));
-                }
+                let _permit = ready!(scan.limit.poll_acquire_for(scan.outbound.received(), cx));
                 let mut slice = std::mem::take(&mut scan.slice);
                 let result = slice.run(|| scan.work());
                 scan.slice = slice;
