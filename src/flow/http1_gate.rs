@@ -30,6 +30,12 @@ use crate::stages::parse::{self, Framing, Head};
 /// Bytes reserved for one read while a head is incomplete.
 const STEP: usize = 4096;
 
+/// Bytes that the HTTP server gets before the task yields. It processes what it has got without a pause.
+const TURN: usize = 64 * 1024;
+/// The share of the turn that a byte of a head or of a chunked body counts for. They take longer than other bytes: a chunk
+/// can hold one byte, and a refused head is written to the log.
+const COSTLY: usize = 4;
+
 /// Size and time limits of request heads.
 #[derive(Clone, Copy)]
 pub(super) struct HeadLimits {
@@ -46,6 +52,8 @@ pub(super) struct Http1Gate<T> {
     inner: T,
     /// Bytes read and not yet returned.
     buffer: BytesMut,
+    /// What is left of the turn.
+    turn: usize,
     state: State,
     limits: HeadLimits,
     /// True until the first head has been accepted.
@@ -176,6 +184,7 @@ impl<T> Http1Gate<T> {
         Self {
             inner,
             buffer: BytesMut::new(),
+            turn: TURN,
             state: State::Head(0),
             limits,
             first: true,
@@ -289,27 +298,25 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
         Poll::Ready(Ok(0))
     }
 
-    /// Returns bytes of a body, from the buffer or directly from the stream. `belongs` returns how many of them belong
-    /// to the body; the rest is kept in the buffer.
+    /// Returns at most `max` bytes of a body, from the buffer or directly from the stream. `belongs` returns how many of them
+    /// belong to the body; the rest is kept in the buffer.
     fn poll_body(
         &mut self,
         cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
+        (out, max): (&mut ReadBuf<'_>, usize),
         belongs: impl FnOnce(&[u8]) -> usize,
     ) -> Poll<io::Result<()>> {
+        let length = out.remaining().min(max);
         if !self.buffer.is_empty() {
-            let n = belongs(self.buffer.get(..self.buffer.len().min(out.remaining())).unwrap_or_default());
+            let n = belongs(self.buffer.get(..self.buffer.len().min(length)).unwrap_or_default());
             out.put_slice(&self.buffer.split_to(n.min(self.buffer.len())));
             return Poll::Ready(Ok(()));
         }
-        let before = out.filled().len();
-        ready!(Pin::new(&mut self.inner).poll_read(cx, out))?;
-        let read = out.filled().get(before..).unwrap_or_default();
-        let n = belongs(read);
-        if let Some(rest) = read.get(n..).filter(|rest| !rest.is_empty()) {
-            self.buffer.extend_from_slice(rest);
-            out.set_filled(before.saturating_add(n));
-        }
+        let mut part = ReadBuf::new(out.initialize_unfilled_to(length));
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
+        let n = belongs(part.filled()).min(part.filled().len());
+        self.buffer.extend_from_slice(part.filled().get(n..).unwrap_or_default());
+        out.advance(n);
         Poll::Ready(Ok(()))
     }
 }
@@ -356,56 +363,75 @@ impl<T: AsyncRead + Unpin> AsyncRead for Http1Gate<T> {
             return Poll::Ready(Ok(()));
         }
         if this.handle.is_open() {
-            return this.poll_body(cx, out, <[u8]>::len);
+            // A pause of these bytes has a meaning for their reader, so there are no turns.
+            return this.poll_body(cx, (out, usize::MAX), <[u8]>::len);
         }
+        if this.turn == 0 {
+            this.turn = TURN;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let (before, is_plain) = (out.filled().len(), matches!(this.state, State::Length(1..)));
+        let read = this.poll_checked(cx, out);
+        let passed = out.filled().len().saturating_sub(before);
+        let used = passed.saturating_mul(if is_plain { 1 } else { COSTLY });
+        this.turn = if read.is_pending() { TURN } else { this.turn.saturating_sub(used) };
+        read
+    }
+}
+
+impl<T: AsyncRead + Unpin> Http1Gate<T> {
+    /// Reads bytes of the next head or body.
+    fn poll_checked(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
-            match std::mem::replace(&mut this.state, State::Closed) {
+            match std::mem::replace(&mut self.state, State::Closed) {
                 State::Closed => return Poll::Ready(Ok(())),
-                State::Head(searched) if searched < this.buffer.len() => this.parse_head(searched),
+                State::Head(searched) if searched < self.buffer.len() => self.parse_head(searched),
                 State::Head(searched) => {
-                    this.state = State::Head(searched);
-                    let read = ready!(this.poll_more(cx))?;
+                    self.state = State::Head(searched);
+                    let read = ready!(self.poll_more(cx))?;
                     if read == 0 {
-                        if !this.buffer.is_empty() && this.refusal_response.is_none() {
-                            this.refuse(Deny::RequestMalformed);
+                        if !self.buffer.is_empty() && self.refusal_response.is_none() {
+                            self.refuse(Deny::RequestMalformed);
                         }
-                        this.state = State::Closed;
+                        self.state = State::Closed;
                     }
                 }
                 State::ReturnHead(left, framing) => {
-                    (this.waiting, this.head_started, this.blank) = (None, false, false);
-                    this.handle.reading(false);
-                    let n = left.min(out.remaining()).min(this.buffer.len());
-                    out.put_slice(&this.buffer.split_to(n));
-                    this.state = match (left.saturating_sub(n), framing) {
+                    (self.waiting, self.head_started, self.blank) = (None, false, false);
+                    self.handle.reading(false);
+                    let n = left.min(out.remaining()).min(self.buffer.len());
+                    out.put_slice(&self.buffer.split_to(n));
+                    self.state = match (left.saturating_sub(n), framing) {
                         (0, Framing::None) => State::Head(0),
                         (0, Framing::Length(length)) => State::Length(length),
-                        (0, Framing::Chunked) => State::Chunked(ChunkedReader::new(this.limits.head)),
+                        (0, Framing::Chunked) => State::Chunked(ChunkedReader::new(self.limits.head)),
                         (left, framing) => State::ReturnHead(left, framing),
                     };
                     return Poll::Ready(Ok(()));
                 }
-                State::Length(0) => this.state = State::Head(0),
+                State::Length(0) => self.state = State::Head(0),
                 State::Length(left) => {
-                    this.state = State::Length(left);
+                    self.state = State::Length(left);
                     let limit = usize::try_from(left).unwrap_or(usize::MAX);
                     let mut passed = 0;
-                    ready!(this.poll_body(cx, out, |bytes| {
+                    ready!(self.poll_body(cx, (out, self.turn), |bytes| {
                         passed = bytes.len().min(limit);
                         passed
                     }))?;
-                    this.state = State::Length(left.saturating_sub(passed as u64));
+                    self.state = State::Length(left.saturating_sub(passed as u64));
                     return Poll::Ready(Ok(()));
                 }
-                State::Chunked(chunks) if chunks.is_over() => this.state = State::Head(0),
+                State::Chunked(chunks) if chunks.is_over() => self.state = State::Head(0),
                 State::Chunked(chunks) if chunks.is_broken() => {
                     // The end of the stream here makes the server treat the body as truncated.
-                    this.state = State::Chunked(chunks);
+                    self.state = State::Chunked(chunks);
                     return Poll::Ready(Ok(()));
                 }
                 State::Chunked(mut chunks) => {
-                    let read = this.poll_body(cx, out, |bytes| chunks.pass(bytes));
-                    this.state = State::Chunked(chunks);
+                    let max = (self.turn / COSTLY).max(1);
+                    let read = self.poll_body(cx, (out, max), |bytes| chunks.pass(bytes));
+                    self.state = State::Chunked(chunks);
                     return read;
                 }
             }
@@ -589,6 +615,40 @@ mod tests {
         "\r\n\r\nGET / HTTP/1.1\r\n\r\n",
         "\x16\x03\x01\r\n\r\n",
     ];
+
+    /// The server gets bytes of some microseconds or a millisecond of work before the task yields, and all of them in the end.
+    #[test]
+    fn a_turn_has_an_end() {
+        let head = |fields: &str| format!("PUT / HTTP/1.1\r\n{fields}\r\n\r\n").into_bytes();
+        let chunks = [&b"1\r\na\r\n".repeat(100_000)[..], b"0\r\n\r\n"].concat();
+        let rows = [
+            ([head("Transfer-Encoding: chunked"), chunks].concat(), TURN / COSTLY),
+            ([head("Content-Length: 1000000"), vec![b'x'; 1_000_000]].concat(), TURN),
+            (head("Host: a").repeat(10_000), TURN / COSTLY),
+        ];
+        for (sent, most) in rows {
+            let limits =
+                HeadLimits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
+            let mut gate = Http1Gate::new(Pieces([sent.clone()].into()), limits, |_| Vec::new());
+            let (mut buffer, mut received, mut turn) = (vec![0; 400_000], Vec::new(), 0);
+            loop {
+                let mut out = ReadBuf::new(&mut buffer);
+                match Pin::new(&mut gate).poll_read(&mut Context::from_waker(std::task::Waker::noop()), &mut out) {
+                    Poll::Ready(read) => {
+                        read.unwrap();
+                        received.extend_from_slice(out.filled());
+                        turn += out.filled().len();
+                        assert!(turn <= most + limits.head, "{turn}");
+                        if out.filled().is_empty() {
+                            break;
+                        }
+                    }
+                    Poll::Pending => turn = 0,
+                }
+            }
+            assert!(received == sent);
+        }
+    }
 
     /// The target is rewritten and the bytes after it stay unchanged, however the head is split.
     #[test]

@@ -14,6 +14,8 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Maximum number of bytes to read after the last response. It exceeds legitimate bodies, and is read quickly if a
 /// client sends data only to keep the connection open.
 const LINGER_BYTES: usize = 64 * 1024 * 1024;
+/// Number of reads before the task yields, each of at most 8 KiB.
+const READS: usize = 8;
 
 /// Reads and discards bytes that arrive after the last answer. Closing with unread bytes would reset the connection and
 /// destroy the answer (RFC 9112 §9.6).
@@ -35,7 +37,13 @@ impl Linger {
         mut read: impl FnMut(&mut Context<'_>, &mut ReadBuf<'_>) -> Poll<io::Result<()>>,
     ) -> Poll<()> {
         let mut scratch = [0; 8192];
+        let mut reads = 0_usize;
         while self.left > 0 && self.until.as_mut().poll(cx).is_pending() {
+            if reads == READS {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            reads = reads.saturating_add(1);
             let mut received = ReadBuf::new(&mut scratch);
             match read(cx, &mut received) {
                 Poll::Ready(Ok(())) if !received.filled().is_empty() => {
