@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 use super::automaton::to_u32;
 use super::encodings;
 use super::encodings::{Form, MIN_SEARCHED, MIN_VALUE, SearchTerm};
+use super::equivalents::{equivalents, without_padding};
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold, without_ignorable};
 use super::index::{Half, Index, Owner, Patterns, ValueOwner};
@@ -148,15 +149,24 @@ impl Matcher {
             all.extend(encodings::forms(term).into_iter().map(|form| (form, owner)));
             names.extend(encodings::name_forms(term.value).map(|form| (form, owner)));
         };
+        let mut longest = 0;
         for (owner, (term, _)) in (0..).zip(&distinct) {
             add(*term, owner);
+            let others = readings(term.value);
+            longest =
+                others.iter().map(|other| other.len()).chain([term.value.len(), longest]).max().unwrap_or_default();
+            for equivalent in equivalents(term.value) {
+                add(SearchTerm { is_whole_only: true, ..SearchTerm::new(&equivalent) }, owner);
+                // A UUID without hyphens gets some.
+                longest = longest.max(equivalent.len());
+            }
         }
         for (at, (SearchTerm { value, .. }, halves)) in distinct.iter().enumerate() {
             let (first, second) = strength::halves(value);
             let secret_part = strength::distinctive_part(value);
             let parts = [
                 (halves.first, first, Some(Half::First)),
-                (halves.second, second, Some(Half::Second)),
+                (halves.second, without_padding(second).unwrap_or(second), Some(Half::Second)),
                 (halves.secret_part, secret_part, None),
             ];
             for (_, value, half) in parts.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
@@ -172,9 +182,6 @@ impl Matcher {
             .min()
             .unwrap_or(MIN_VALUE)
             .min(shortest);
-        let longest_of =
-            |value: &[u8]| readings(value).iter().map(|reading| reading.len()).max().max(Some(value.len()));
-        let longest = distinct.iter().filter_map(|(term, _)| longest_of(term.value)).max().unwrap_or_default();
         let index = Index {
             patterns: Patterns::new(all),
             names: Patterns::new(names),

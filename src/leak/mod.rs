@@ -1,7 +1,8 @@
 //! Finds and redacts credentials in all their encodings. No I/O.
 //!
 //! A value is found in plain form, in base64 and base64url at all three alignments, and in hex (`encodings`), also if
-//! it was transcoded to another character set (`readings`). It is found across line breaks, and behind
+//! it was transcoded to another character set (`readings`), or is itself an encoding and was decoded (`equivalents`). It
+//! is found across line breaks, and behind
 //! percent-encoding, string escapes and HTML references, decoded once and twice, all families together and each alone
 //! (`unescape`, `unescaped_view`, `view`, `views`). Embedded base64 (`embedded`) and lists of numbers (`number_lists`)
 //! are decoded and scanned too. [`crate::coding`] decompresses bodies before the scan.
@@ -28,6 +29,7 @@ mod automaton;
 mod delay_queue;
 mod embedded;
 mod encodings;
+mod equivalents;
 pub mod families;
 mod fold;
 mod holdback;

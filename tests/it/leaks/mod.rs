@@ -5,6 +5,7 @@ pub mod blanks_and_lists;
 pub mod decoys;
 pub mod disguised_values;
 pub mod echoes;
+pub mod equivalents;
 pub mod evasions;
 
 pub mod finds;
