@@ -14,6 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::process::Command;
 use toml::Table;
+use zeroize::Zeroizing;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
@@ -25,7 +26,7 @@ use crate::audit::line::{Event, Line, LineVerdict};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
-use crate::leak::Matcher;
+use crate::leak::{Finding, Matcher};
 use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::compile::{self, Config, Problem};
@@ -200,7 +201,7 @@ fn set_arguments_and_environment(
     let replaced = |text: &OsStr| placeholder::replace_keys(keys, text).unwrap_or_else(|| text.into());
     for argument in rest {
         let argument = replaced(argument.as_ref());
-        if let Some(found) = values.find(argument.as_bytes()) {
+        if let Some(found) = find_key(values, &argument) {
             say(format_args!(
                 "exeat: an argument of the command contains {} in another form, such as base64, or a part of it; write \
                  '$NAME' in quotes instead",
@@ -213,7 +214,7 @@ fn set_arguments_and_environment(
     command.env_clear();
     for (name, value) in environment.all() {
         let value = replaced(value);
-        match values.find(value.as_bytes()) {
+        match find_key(values, &value) {
             None => {
                 command.env(name, value);
             }
@@ -235,6 +236,11 @@ fn set_arguments_and_environment(
         command.env_remove(name);
     }
     Ok(())
+}
+
+/// Searches an argument or the value of a variable. Behind the `=`, a text that is base64 as a whole is recognized.
+fn find_key(values: &Matcher, text: &OsStr) -> Option<Finding> {
+    values.find(&Zeroizing::new([b"=", text.as_bytes()].concat()))
 }
 
 /// The configuration of the command's proxy.

@@ -77,6 +77,10 @@ async fn a_key_in_another_form_does_not_reach_the_command() {
         ("ENCODED", base64(KEY)),
         ("FIELD", format!("Authorization: Basic {}", base64(&format!("bot:{KEY}")))),
         ("OBJECT", format!("{{\"k\":\"{}\"}}", KEY.replace('/', "\\/"))),
+        (
+            "CONFIGURATION",
+            base64(&format!("{{\"auths\":{{\"r.test\":{{\"auth\":\"{}\"}}}}}}", base64(&format!("bot:{KEY}")))),
+        ),
         ("DIGITS", KEY.bytes().map(|byte| format!("{byte:02x}")).collect()),
     ];
     let dir = tempfile::tempdir().unwrap();
