@@ -168,7 +168,8 @@ async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
     let fields = "Content-MD5: a\r\nDigest: sha-256=a\r\nRepr-Digest: sha-256=:a:\r\nContent-Digest: sha-256=:a:\r\n\
                   x-amz-checksum-crc32: a\r\nx-goog-hash: md5=a\r\nx-other: kept\r\n\
                   X-Checksum-Sha256: a\r\nx-bz-content-sha1: a\r\nX-Oss-Hash-Crc64ecma: 1\r\n\
-                  Unencoded-Digest: sha-256=:a:\r\nContent-SHA256: a\r\nContent_MD5: a\r\nDocker-Content-Digest: a\r\n";
+                  Unencoded-Digest: sha-256=:a:\r\nContent-SHA256: a\r\nContent_MD5: a\r\nX-SHA-256: a\r\n\
+                  Docker-Content-Digest: a\r\n";
     let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{fields}Content-Length: {}\r\n", KEY.len());
     let (lab, bound, open) = lab(KEY, &head, KEY.as_bytes()).await;
     let names = [
@@ -184,6 +185,7 @@ async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
         "unencoded-digest",
         "content-sha256",
         "content_md5",
+        "x-sha-256",
     ];
     for way in Way::ALL {
         let reply = lab.by(way, "GET", &bound, SENT, "").await;
