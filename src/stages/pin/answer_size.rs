@@ -111,6 +111,7 @@ impl Answer {
         self.rest = rest;
         self.is_dropped = length > MAX_ANSWER;
         if self.is_dropped {
+            tracing::debug!("a DNS answer of {length} bytes is not read; the maximum is {MAX_ANSWER}");
             (*high, *low, *counts) = (0, (HEAD - LENGTH) as u8, [0; 8]);
             *flags = (*flags & 0xf0) | SERVFAIL;
         }
