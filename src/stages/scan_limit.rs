@@ -20,9 +20,6 @@ use crate::model::refusal::{Fail, Verdict};
 
 /// The longest wait for the right to scan. Many scans of one execution may be before it, each of a bounded size.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// The size of a text that is scanned without the right, in bytes. It takes less time than the rest of a request, or half a
-/// millisecond if it is full of escapes.
-pub(crate) const SHORT: usize = 8 * 1024;
 
 /// The limits of all executions.
 pub(super) struct ScanLimits {
@@ -36,15 +33,21 @@ pub(super) struct ScanLimits {
 pub(crate) struct ScanLimit(Arc<Shared>);
 
 /// The state of one limit. Whoever comes first gets a free right, even if others wait for it: a right that is handed to a
-/// waiting task is unused until that task runs, and then every other task of the execution would have to wait, too.
+/// waiting task is unused until that task runs, and then every other task of the execution would have to wait, too. But no
+/// body gets it while a head waits. Otherwise a request would begin only after a piece of each long upload.
 struct Shared {
     scanning: AtomicUsize,
     max: usize,
-    given_back: Arc<Notify>,
+    heads_waiting: AtomicUsize,
+    free_for_head: Notify,
+    free_for_body: Arc<Notify>,
 }
 
+/// A head that waits for the right to scan.
+struct WaitingHead<'s>(&'s Shared);
+
 /// The right to scan, given back on drop.
-pub(crate) struct ScanPermit(Option<Arc<Shared>>);
+pub(crate) struct ScanPermit(Arc<Shared>);
 
 /// A limit that is polled.
 pub(crate) struct PolledScanLimit {
@@ -68,78 +71,105 @@ impl ScanLimits {
 
 impl Shared {
     fn new(max: usize) -> Self {
-        Self { scanning: AtomicUsize::new(0), max, given_back: Arc::default() }
+        Self {
+            scanning: AtomicUsize::new(0),
+            max,
+            heads_waiting: AtomicUsize::new(0),
+            free_for_head: Notify::new(),
+            free_for_body: Arc::default(),
+        }
+    }
+
+    fn has_waiting_heads(&self) -> bool {
+        self.heads_waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Wakes a task that waits for a free right.
+    fn wake_next(&self) {
+        if self.has_waiting_heads() { self.free_for_head.notify_one() } else { self.free_for_body.notify_one() }
     }
 }
 
 impl ScanLimit {
-    /// Waits for the right to scan a text of this length in bytes. It must not be held across an await.
+    /// Waits for the right to scan a head. It must not be held across an await.
     ///
     /// # Errors
-    /// [`Fail::Overloaded`] after [`MAX_WAIT`]. A body that nobody polls, because its receiver reads nothing, may have been
-    /// given the right and keep it until its own deadline.
-    pub(crate) async fn acquire_for(&self, length: usize) -> Verdict<ScanPermit> {
-        if length <= SHORT { Ok(ScanPermit(None)) } else { self.acquire().await }
-    }
-
-    /// As [`Self::acquire_for`], for a text of any length.
-    ///
-    /// # Errors
-    /// As [`Self::acquire_for`].
+    /// [`Fail::Overloaded`] after [`MAX_WAIT`]. Other heads of the execution that come later may get the right first.
     pub(crate) async fn acquire(&self) -> Verdict<ScanPermit> {
         if let Some(permit) = self.try_acquire() {
             return Ok(permit);
         }
-        let mut polled = self.polled();
-        let waiting = std::future::poll_fn(|cx| polled.poll_acquire(cx));
+        let waiting = async {
+            let _head = WaitingHead::new(&self.0);
+            loop {
+                let free = self.0.free_for_head.notified();
+                // The right may have been given back before this head was counted.
+                if let Some(permit) = self.try_acquire() {
+                    return permit;
+                }
+                free.await;
+            }
+        };
         timeout(MAX_WAIT, waiting).await.map_err(|_| Fail::Overloaded.into())
     }
 
-    /// Returns the limit for use in a poll function.
+    /// Returns the limit for a body, for use in a poll function.
     pub(crate) fn polled(&self) -> PolledScanLimit {
         PolledScanLimit { limit: self.clone(), waiting: None }
     }
 
     fn try_acquire(&self) -> Option<ScanPermit> {
         let more = |scanning: usize| (scanning < self.0.max).then(|| scanning.saturating_add(1));
-        let acquired = self.0.scanning.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
-        acquired.then(|| ScanPermit(Some(self.0.clone())))
+        let acquired = self.0.scanning.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok();
+        acquired.then(|| ScanPermit(self.0.clone()))
     }
 }
 
 impl Drop for ScanPermit {
     fn drop(&mut self) {
-        if let Some(limit) = self.0.take() {
-            limit.scanning.fetch_sub(1, Ordering::AcqRel);
-            limit.given_back.notify_one();
-        }
+        self.0.scanning.fetch_sub(1, Ordering::SeqCst);
+        self.0.wake_next();
+    }
+}
+
+impl<'s> WaitingHead<'s> {
+    fn new(shared: &'s Shared) -> Self {
+        shared.heads_waiting.fetch_add(1, Ordering::SeqCst);
+        Self(shared)
+    }
+}
+
+impl Drop for WaitingHead<'_> {
+    fn drop(&mut self) {
+        self.0.heads_waiting.fetch_sub(1, Ordering::SeqCst);
+        // A body may have waited for this head only.
+        self.0.wake_next();
     }
 }
 
 impl PolledScanLimit {
-    /// Polls for the right to scan, after this many bytes of the stream including the text to scan.
-    pub(crate) fn poll_acquire_for(&mut self, length: u64, cx: &mut Context<'_>) -> Poll<ScanPermit> {
-        if length <= SHORT as u64 { Poll::Ready(ScanPermit(None)) } else { self.poll_acquire(cx) }
-    }
-
-    /// Polls for the right to scan.
+    /// Polls for the right to scan. Others of the execution that come later may get it first.
     pub(crate) fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<ScanPermit> {
         loop {
-            if let Some(permit) = self.limit.try_acquire() {
-                self.waiting = None;
+            if let Some(permit) = self.try_acquire() {
                 return Poll::Ready(permit);
             }
-            let given_back = || Box::pin(self.limit.0.given_back.clone().notified_owned());
-            let waiting = self.waiting.get_or_insert_with(given_back);
-            if waiting.as_mut().poll(cx).is_ready() {
+            let free = || Box::pin(self.limit.0.free_for_body.clone().notified_owned());
+            if self.waiting.get_or_insert_with(free).as_mut().poll(cx).is_ready() {
                 self.waiting = None;
                 continue;
             }
             // The right may have been given back before this task was registered.
-            let Some(permit) = self.limit.try_acquire() else { return Poll::Pending };
-            self.waiting = None;
-            return Poll::Ready(permit);
+            return self.try_acquire().map_or(Poll::Pending, Poll::Ready);
         }
+    }
+
+    fn try_acquire(&mut self) -> Option<ScanPermit> {
+        let permit = if self.limit.0.has_waiting_heads() { None } else { self.limit.try_acquire() };
+        if permit.is_some() {
+            self.waiting = None;
+        }
+        permit
     }
 }
 
@@ -193,13 +223,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_short_text_needs_no_right() {
+    async fn a_head_goes_before_all_bodies() {
         let limit = ScanLimit(Arc::new(Shared::new(1)));
-        let _held = limit.try_acquire().unwrap();
-        assert!(limit.acquire_for(SHORT).await.is_ok());
+        let held = limit.try_acquire().unwrap();
         let mut cx = Context::from_waker(Waker::noop());
-        assert!(limit.polled().poll_acquire_for(SHORT as u64, &mut cx).is_ready());
-        assert!(limit.polled().poll_acquire_for(SHORT as u64 + 1, &mut cx).is_pending());
+        let mut body = limit.polled();
+        assert!(body.poll_acquire(&mut cx).is_pending());
+        let (mut head, mut given_up) = (Box::pin(limit.acquire()), Box::pin(limit.acquire()));
+        assert!(head.as_mut().poll(&mut cx).is_pending() && given_up.as_mut().poll(&mut cx).is_pending());
+        drop(held);
+        assert!(body.poll_acquire(&mut cx).is_pending() && limit.polled().poll_acquire(&mut cx).is_pending());
+        drop(head.await.unwrap());
+        assert!(body.poll_acquire(&mut cx).is_pending(), "one head waits");
+        let woken = Arc::new(Woken::default());
+        assert!(body.poll_acquire(&mut Context::from_waker(&woken.clone().into())).is_pending());
+        drop(given_up);
+        assert!(woken.0.load(Ordering::SeqCst));
+        assert!(body.poll_acquire(&mut cx).is_ready());
+    }
+
+    #[derive(Default)]
+    struct Woken(std::sync::atomic::AtomicBool);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
     }
 
     #[test]

@@ -18,7 +18,6 @@ use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::EVICTED;
 use super::inject::unsent_fields::UnsentFields;
-use super::message::headers;
 use super::message::request_body::RequestBody;
 use super::scan_limit::ScanLimit;
 use super::work_slice::WorkSlice;
@@ -92,7 +91,7 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
         Some(request) if request < idle => (request, ExchangeLimit::Request(request)),
         Some(_) | None => (idle, ExchangeLimit::Idle(idle)),
     };
-    let (counts, head) = (record.transfer_counts(), headers::size(&head.headers));
+    let (counts, head) = (record.transfer_counts(), super::message::headers::size(&head.headers));
     let began = body.began();
     tokio::select! {
         biased;
@@ -113,8 +112,7 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
     let values = grant.values();
     if !values.is_empty() {
         let limit = body.scan_limit();
-        let target = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
-        let permit = limit.acquire_for(headers::size(&parts.headers).saturating_add(target)).await?;
+        let permit = limit.acquire().await?;
         let checked = check_head(&grant, &parts, record);
         drop(permit);
         checked?;

@@ -221,14 +221,6 @@ impl OutboundBody {
         self.hold.take()
     }
 
-    /// Returns the number of bytes received, or the maximum if they have to be decoded.
-    pub(crate) fn received(&self) -> u64 {
-        match &self.reader {
-            BodyReader::Plain => self.hold.sent().saturating_add(self.waiting.len() as u64),
-            BodyReader::Coded { .. } | BodyReader::Messages(_) => u64::MAX,
-        }
-    }
-
     /// Returns the number of bytes received and not yet sent.
     pub(crate) fn held(&self) -> usize {
         let coded = matches!(self.reader, BodyReader::Coded { .. });

@@ -21,7 +21,6 @@ use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
 use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_types};
-use crate::stages::message::headers;
 use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
 use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 use crate::stages::work_slice::WorkSlice;
@@ -171,7 +170,7 @@ pub(crate) async fn head_within_limit(
     guard: Option<(RedactionPlan, ContentDecoder)>,
 ) -> Verdict<Response<RedactedBody>> {
     let _permit = match &guard {
-        Some((guard, _)) => Some(guard.limit.acquire_for(headers::size(response.headers())).await?),
+        Some((guard, _)) => Some(guard.limit.acquire().await?),
         None => None,
     };
     Ok(head(response, guard))
@@ -445,10 +444,7 @@ impl Redaction {
     /// Decodes and scans a portion or the trailers, or polls for the next frame.
     fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
-            let _permit = match &self.decoder {
-                None => ready!(self.limit.poll_acquire_for(self.received, cx)),
-                Some(_) => ready!(self.limit.poll_acquire(cx)),
-            };
+            let _permit = ready!(self.limit.poll_acquire(cx));
             let mut slice = std::mem::take(&mut self.slice);
             slice.run(|| self.work());
             self.slice = slice;

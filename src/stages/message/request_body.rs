@@ -349,7 +349,7 @@ impl RequestBody {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
             if scan.has_work() {
-                let _permit = ready!(scan.limit.poll_acquire_for(scan.outbound.received(), cx));
+                let _permit = ready!(scan.limit.poll_acquire(cx));
                 let mut slice = std::mem::take(&mut scan.slice);
                 let result = slice.run(|| scan.work());
                 scan.slice = slice;
