@@ -3,14 +3,17 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
 
 use toml::Table;
 use zeroize::Zeroizing;
 
 use crate::files;
+use crate::leak::{Finding, Matcher};
 use crate::model::name::is_plain;
 use crate::policy::compile::Problem;
 use crate::policy::credential::Credential;
+use crate::policy::rule::Task;
 
 /// The minimum length of a key, in bytes. A shorter placeholder could occur in unrelated text.
 const MIN_KEY_LEN: usize = 8;
@@ -41,7 +44,7 @@ pub(super) struct HiddenKey {
 
 impl HiddenKey {
     /// Returns the key of a configured credential, or `None` if the credential has no value.
-    pub(super) fn from_credential(credential: &Credential) -> Option<Self> {
+    fn from_credential(credential: &Credential) -> Option<Self> {
         let value = credential.value()?.expose();
         let usual = || format!("${{secrets.{}}}", credential.name());
         let placeholder = credential.placeholder().map_or_else(usual, str::to_owned);
@@ -154,18 +157,51 @@ impl PlaceholderCredential {
     }
 }
 
-/// Replaces all keys in a text by their placeholders. Returns `None` if the text contains no key.
-pub(super) fn replace_keys(keys: &[HiddenKey], text: &OsStr) -> Option<OsString> {
-    let mut found: Option<OsString> = None;
-    // The longest key comes first, because a key may be part of another.
-    let mut longest_first: Vec<&HiddenKey> = keys.iter().collect();
-    longest_first.sort_by_key(|key| std::cmp::Reverse(key.value.len()));
-    for key in longest_first {
-        if let Some(hidden) = key.replace_in(found.as_deref().unwrap_or(text)) {
-            found = Some(hidden);
-        }
+/// The keys that are hidden from the child process.
+pub(super) struct HiddenKeys {
+    /// The longest comes first, because a key may be part of another.
+    keys: Vec<HiddenKey>,
+    /// Finds strong keys in other forms.
+    matcher: Arc<Matcher>,
+}
+
+impl HiddenKeys {
+    /// Hides the keys given by flags, and those of the other credentials of the task.
+    pub(super) fn new(task: Option<&Task>, flags: Vec<PlaceholderCredential>) -> Self {
+        let credentials = task.map(|task| task.credentials().to_vec()).unwrap_or_default();
+        let is_flag = |credential: &&Arc<Credential>| flags.iter().any(|flag| flag.name == credential.name().as_str());
+        let others = credentials.iter().filter(|credential| !is_flag(credential));
+        let mut keys: Vec<_> = others.filter_map(|credential| HiddenKey::from_credential(credential)).collect();
+        keys.extend(flags.into_iter().map(|flag| flag.hidden));
+        Self::of(keys, task.map(|task| task.own().clone()).unwrap_or_default())
     }
-    found
+
+    fn of(mut keys: Vec<HiddenKey>, matcher: Arc<Matcher>) -> Self {
+        keys.sort_by_key(|key| std::cmp::Reverse(key.value.len()));
+        Self { keys, matcher }
+    }
+
+    /// Replaces all keys in a text by their placeholders. Returns `None` if the text contains no key.
+    pub(super) fn replace_in(&self, text: &OsStr) -> Option<OsString> {
+        let mut found: Option<OsString> = None;
+        for key in &self.keys {
+            if let Some(hidden) = key.replace_in(found.as_deref().unwrap_or(text)) {
+                found = Some(hidden);
+            }
+        }
+        found
+    }
+
+    /// Returns an argument or the value of a variable with all keys replaced.
+    ///
+    /// # Errors
+    /// The key that the text contains in another form, such as base64, or of which it contains a part.
+    pub(super) fn hide_in(&self, text: &OsStr) -> Result<OsString, Finding> {
+        let hidden = self.replace_in(text).unwrap_or_else(|| text.into());
+        // Behind the `=`, a text that is base64 as a whole is recognized.
+        let searched = Zeroizing::new([b"=", hidden.as_bytes()].concat());
+        self.matcher.find(&searched).map_or(Ok(hidden), Err)
+    }
 }
 
 /// Generates a placeholder for a key. It keeps the public prefix, the length and the class of each character, so that
@@ -268,9 +304,11 @@ mod tests {
         let keys: Vec<_> = ["PASS=bearer@a.example", "CRED=basic@b.example"]
             .map(|flag| PlaceholderCredential::new(flag, &env).ok().unwrap().hidden)
             .into();
-        let hide = |text: &str| replace_keys(&keys, OsStr::new(text)).unwrap().into_string().unwrap();
-        assert_eq!(hide("user:hunter2hunter2"), keys[1].placeholder);
-        assert_eq!(hide("hunter2hunter2"), keys[0].placeholder);
+        let placeholders: Vec<String> = keys.iter().map(|key: &HiddenKey| key.placeholder.clone()).collect();
+        let keys = HiddenKeys::of(keys, Arc::default());
+        let hide = |text: &str| keys.replace_in(OsStr::new(text)).unwrap().into_string().unwrap();
+        assert_eq!(hide("user:hunter2hunter2"), placeholders[1]);
+        assert_eq!(hide("hunter2hunter2"), placeholders[0]);
     }
 
     #[test]
@@ -301,10 +339,12 @@ mod tests {
     #[test]
     fn every_occurrence_of_a_key_is_replaced() {
         let key = "ghp_0123456789abcdef";
-        let keys = [PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap().hidden];
+        let flag = PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap();
+        let placeholder = flag.placeholder().to_owned();
+        let keys = HiddenKeys::new(None, vec![flag]);
         let text = format!("Bearer {key}, {key}");
-        let hidden = replace_keys(&keys, OsStr::new(&text)).unwrap().into_string().unwrap();
-        assert_eq!(hidden, format!("Bearer {0}, {0}", keys[0].placeholder));
-        assert!(super::replace_keys(&keys, OsStr::new("nothing")).is_none());
+        let hidden = keys.replace_in(OsStr::new(&text)).unwrap().into_string().unwrap();
+        assert_eq!(hidden, format!("Bearer {placeholder}, {placeholder}"));
+        assert!(keys.replace_in(OsStr::new("nothing")).is_none());
     }
 }

@@ -1,10 +1,8 @@
 //! `exeat run`: runs one command behind a proxy of its own.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
@@ -14,24 +12,19 @@ use std::time::Duration;
 use clap::Args;
 use tokio::process::Command;
 use toml::Table;
-use zeroize::Zeroizing;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
-use super::placeholder;
-use super::placeholder::{HiddenKey, PlaceholderCredential};
+use super::placeholder::{HiddenKeys, PlaceholderCredential};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
 use crate::audit::line::{Event, Line, LineVerdict};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
-use crate::leak::{Finding, Matcher};
 use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::compile::{self, Config, Problem};
-use crate::policy::credential::Credential;
-use crate::policy::rule::Policy;
 use crate::policy::source::CompileContext;
 
 /// Flags of `exeat run`.
@@ -140,8 +133,7 @@ async fn run_command(
         say(format_args!("warning: {warning}"));
     }
     let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
-    let values = config.policy.task(&TaskName::new(TASK)).map(|task| task.own().clone()).unwrap_or_default();
-    let keys = keys_to_hide(&config.policy, placeholders);
+    let keys = HiddenKeys::new(config.policy.task(&TaskName::new(TASK)).map(Arc::as_ref), placeholders);
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
@@ -155,7 +147,7 @@ async fn run_command(
         false => Command::new(program),
     };
     command.kill_on_drop(true);
-    set_arguments_and_environment(&mut command, rest, (&keys, &values), hidden_variables, &environment)?;
+    set_arguments_and_environment(&mut command, rest, &keys, hidden_variables, &environment)?;
     drop(environment);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
@@ -170,16 +162,6 @@ async fn run_command(
     Ok(status)
 }
 
-/// Returns the keys to hide from the command: those given by flags, and those of its task.
-fn keys_to_hide(policy: &Policy, placeholders: Vec<PlaceholderCredential>) -> Vec<HiddenKey> {
-    let of_task = policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
-    let is_flag = |credential: &&Arc<Credential>| placeholders.iter().any(|key| key.name == credential.name().as_str());
-    let others = of_task.iter().filter(|credential| !is_flag(credential));
-    let mut keys: Vec<HiddenKey> = others.filter_map(|credential| HiddenKey::from_credential(credential)).collect();
-    keys.extend(placeholders.into_iter().map(|key| key.hidden));
-    keys
-}
-
 /// Sets the command's arguments and environment, with keys replaced by placeholders and `hidden_variables` removed.
 ///
 /// Variables that contain a key in another form, such as base64, are left out, because what they are for is unknown.
@@ -189,36 +171,33 @@ fn keys_to_hide(policy: &Policy, placeholders: Vec<PlaceholderCredential>) -> Ve
 fn set_arguments_and_environment(
     command: &mut Command,
     rest: &[String],
-    (keys, values): (&[HiddenKey], &Matcher),
+    keys: &HiddenKeys,
     hidden_variables: Vec<String>,
     environment: &Environment,
 ) -> Result<(), Exit> {
-    if rest.iter().any(|arg| placeholder::replace_keys(keys, arg.as_ref()).is_some()) {
+    if rest.iter().any(|argument| keys.replace_in(argument.as_ref()).is_some()) {
         say(
             "exeat: the command's arguments contain a key, which others could see at the start; write '$NAME' in quotes",
         );
     }
-    let replaced = |text: &OsStr| placeholder::replace_keys(keys, text).unwrap_or_else(|| text.into());
     for argument in rest {
-        let argument = replaced(argument.as_ref());
-        if let Some(found) = find_key(values, &argument) {
+        let hidden = keys.hide_in(argument.as_ref()).map_err(|found| {
             say(format_args!(
                 "exeat: an argument of the command contains {} in another form, such as base64, or a part of it; write \
                  '$NAME' in quotes instead",
                 found.owner
             ));
-            return Err(Exit::Usage);
-        }
-        command.arg(argument);
+            Exit::Usage
+        })?;
+        command.arg(hidden);
     }
     command.env_clear();
     for (name, value) in environment.all() {
-        let value = replaced(value);
-        match find_key(values, &value) {
-            None => {
-                command.env(name, value);
+        match keys.hide_in(value) {
+            Ok(hidden) => {
+                command.env(name, hidden);
             }
-            Some(found) => say(format_args!(
+            Err(found) => say(format_args!(
                 "exeat: the variable {} is not passed on: it contains {} in another form, such as base64, or a part of it",
                 clean(&name.to_string_lossy()),
                 found.owner
@@ -236,11 +215,6 @@ fn set_arguments_and_environment(
         command.env_remove(name);
     }
     Ok(())
-}
-
-/// Searches an argument or the value of a variable. Behind the `=`, a text that is base64 as a whole is recognized.
-fn find_key(values: &Matcher, text: &OsStr) -> Option<Finding> {
-    values.find(&Zeroizing::new([b"=", text.as_bytes()].concat()))
 }
 
 /// The configuration of the command's proxy.
