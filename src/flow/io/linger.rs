@@ -37,22 +37,46 @@ impl Linger {
         mut read: impl FnMut(&mut Context<'_>, &mut ReadBuf<'_>) -> Poll<io::Result<()>>,
     ) -> Poll<()> {
         let mut scratch = [0; 8192];
-        let mut reads = 0_usize;
-        while self.left > 0 && self.until.as_mut().poll(cx).is_pending() {
-            if reads == READS {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+        for _ in 0..READS {
+            if self.left == 0 || self.until.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
             }
-            reads = reads.saturating_add(1);
             let mut received = ReadBuf::new(&mut scratch);
             match read(cx, &mut received) {
                 Poll::Ready(Ok(())) if !received.filled().is_empty() => {
                     self.left = self.left.saturating_sub(received.filled().len());
                 }
-                Poll::Ready(_) => break,
+                Poll::Ready(_) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             }
         }
-        Poll::Ready(())
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// A client that sends as fast as it can does not keep a thread.
+    #[tokio::test]
+    async fn yields_between_reads_and_ends_at_the_limit() {
+        let mut linger = Linger::new();
+        let (mut read, mut polls) = (0, 0);
+        while linger
+            .poll(&mut Context::from_waker(Waker::noop()), |_, out| {
+                read += out.remaining();
+                out.set_filled(out.remaining());
+                Poll::Ready(Ok(()))
+            })
+            .is_pending()
+        {
+            polls += 1;
+            assert_eq!(read, polls * READS * 8192);
+        }
+        assert_eq!(read, LINGER_BYTES);
     }
 }
