@@ -144,7 +144,7 @@ impl Matcher {
                 entry.value_owners.push(owner);
             }
         }
-        let (mut all, mut names) = (Vec::new(), Vec::new());
+        let (mut all, mut names): (Vec<(Form, u32)>, Vec<_>) = (Vec::new(), Vec::new());
         let mut add = |term: SearchTerm<'_>, owner: u32| {
             all.extend(encodings::forms(term).into_iter().map(|form| (form, owner)));
             names.extend(encodings::name_forms(term.value).map(|form| (form, owner)));
@@ -152,14 +152,13 @@ impl Matcher {
         let mut longest = 0;
         for (owner, (term, _)) in (0..).zip(&distinct) {
             add(*term, owner);
-            let others = readings(term.value);
-            longest =
-                others.iter().map(|other| other.len()).chain([term.value.len(), longest]).max().unwrap_or_default();
-            for equivalent in equivalents(term.value) {
-                add(SearchTerm { is_whole_only: true, ..SearchTerm::new(&equivalent) }, owner);
-                // A UUID without hyphens gets some.
-                longest = longest.max(equivalent.len());
+            let equivalents = equivalents(term.value);
+            for equivalent in &equivalents {
+                add(SearchTerm { is_whole_only: true, ..SearchTerm::new(equivalent) }, owner);
             }
+            // A UUID without hyphens gets some, and characters may have more bytes in another character set.
+            let others = readings(term.value).into_iter().chain(equivalents).map(|other| other.len());
+            longest = others.chain([term.value.len(), longest]).max().unwrap_or_default();
         }
         for (at, (SearchTerm { value, .. }, halves)) in distinct.iter().enumerate() {
             let (first, second) = strength::halves(value);
@@ -175,13 +174,10 @@ impl Matcher {
                 owners.push(Owner { value_owners, hash: TokenHash::of(value), half });
             }
         }
-        let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
-        let shortest_part = all
-            .iter()
-            .map(|(form, _)| form.min_partial.min(form.min_sent_partial))
-            .min()
-            .unwrap_or(MIN_VALUE)
-            .min(shortest);
+        let shortest_of =
+            |length: fn(&Form) -> usize| all.iter().map(|(form, _)| length(form)).min().unwrap_or(MIN_VALUE);
+        let shortest = shortest_of(|form| form.bytes.len());
+        let shortest_part = shortest_of(|form| form.min_partial.min(form.min_sent_partial)).min(shortest);
         let index = Index {
             patterns: Patterns::new(all),
             names: Patterns::new(names),

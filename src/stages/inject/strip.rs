@@ -78,16 +78,12 @@ pub(crate) fn is_reserved(name: &HeaderName, places: &[Placement]) -> bool {
 
 /// Returns the query without such parameters and without the parameters of these placements.
 pub(crate) fn without_parameters(query: &str, places: &[Placement]) -> String {
-    let own = |place: &Placement| match place {
-        Placement::Parameter(name) => Some((name.clone().into_bytes(), fold(name.as_bytes()))),
-        Placement::Field(_) => None,
-    };
-    let own: Vec<_> = places.iter().filter_map(own).collect();
     query::remove_parameters(query, |name| {
         let folded = fold(name);
-        let is_own =
-            |(own, own_folded): &(Vec<u8>, String)| own == name || (!folded.is_empty() && *own_folded == folded);
-        PARAMETERS.contains(&folded.as_str()) || own.iter().any(is_own)
+        // A name without letters and digits has no folded form.
+        let is_same = |own: &[u8]| own == name || (!folded.is_empty() && fold(own) == folded);
+        let is_own = |place: &Placement| matches!(place, Placement::Parameter(own) if is_same(own.as_bytes()));
+        PARAMETERS.contains(&folded.as_str()) || places.iter().any(is_own)
     })
 }
 
