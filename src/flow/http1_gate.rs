@@ -52,7 +52,7 @@ pub(super) struct Http1Gate<T> {
     inner: T,
     /// Bytes read and not yet returned.
     buffer: BytesMut,
-    /// What is left of the turn.
+    /// Bytes left of the turn.
     turn: usize,
     state: State,
     limits: HeadLimits,
