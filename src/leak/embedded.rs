@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use super::fold::{begins_escape, is_line_break};
+use super::fold::{begins_escape, find_run, is_line_break};
 use super::index::Index;
 use super::matches::{Match, Matches, Partial};
 use super::stream::{ScanStream, complete_values};
@@ -73,7 +73,9 @@ impl EmbeddedBase64 {
             let read = if self.is_in_run {
                 self.walk(index, rest, self.position.saturating_add(at as u64), matches)
             } else {
-                let start = find_run(rest, index.shortest.saturating_mul(4).div_ceil(3));
+                // Shorter runs contain only values that the other forms find.
+                let min_len = index.shortest.saturating_mul(4).div_ceil(3);
+                let start = find_run(rest, min_len, |byte| has_kind(byte, RUN));
                 let previous = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
                 self.may_start = may_precede_segment(previous.copied().unwrap_or(self.previous));
                 (self.is_in_run, self.line_breaks) = (start < rest.len(), 0);
@@ -340,19 +342,6 @@ fn char_position(char_spans: &VecDeque<CharSpan>, character: u64) -> (u64, u64) 
 /// Returns true if a segment may follow this byte: at the start of a quoted string, a field or an element.
 const fn may_precede_segment(previous: u8) -> bool {
     matches!(previous, b'"' | b'\'' | b',' | b'=' | b'>')
-}
-
-/// Returns the offset of the next run of at least `min_len` bytes, or of the run at the end of the text. Shorter runs
-/// contain only values that the other forms find.
-fn find_run(text: &[u8], min_len: usize) -> usize {
-    let mut start = 0_usize;
-    loop {
-        let rest = text.get(start..).unwrap_or_default();
-        let window = rest.get(..min_len).unwrap_or(rest);
-        // Most runs are short. Searching backwards reads the fewest bytes.
-        let Some(last) = window.iter().rposition(|byte| !has_kind(*byte, RUN)) else { return start };
-        start = start.saturating_add(last).saturating_add(1);
-    }
 }
 
 /// Returns the number of base64 characters at the start of a text.

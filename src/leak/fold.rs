@@ -98,36 +98,69 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
         return memchr2(b'\n', b'\r', text).map(|at| (at, 1));
     }
     let mut at = 0_usize;
-    loop {
-        at = at.saturating_add(find_skippable(text.get(at..)?));
-        let rest = text.get(at..).filter(|rest| !rest.is_empty())?;
-        if rest.first().is_some_and(|byte| is_line_break(*byte)) {
-            return Some((at, 1));
+    while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+        let (block, has_skipped) = match rest.first_chunk::<{ BLOCK + 1 }>() {
+            Some(block) => (block.get(..BLOCK).unwrap_or_default(), may_have_skipped(block)),
+            None => (rest, true),
+        };
+        if has_skipped {
+            let may_be_skipped = |byte: &u8| MAY_BE_SKIPPED.get(usize::from(*byte)).is_some_and(|may| *may);
+            for (offset, byte) in block.iter().enumerate().filter(|(_, byte)| may_be_skipped(byte)) {
+                let length = match is_line_break(*byte) {
+                    true => Some(1),
+                    false => rest.get(offset..).and_then(ignorable_len),
+                };
+                if let Some(length) = length {
+                    return Some((at.saturating_add(offset), length));
+                }
+            }
         }
-        if let Some(length) = ignorable_len(rest) {
-            return Some((at, length));
-        }
-        at = at.saturating_add(1);
+        at = at.saturating_add(block.len());
     }
+    None
 }
 
-/// Returns the offset of the next byte that may be skipped: a line break, or the first byte of a code point that may be
-/// ignorable. Returns the length of the text if there is none.
-fn find_skippable(text: &[u8]) -> usize {
-    /// The number of bytes that are tested together. The compiler vectorizes the test.
-    const BLOCK: usize = 16;
-    let may_skip = |[byte, next]: &[u8; 2]| {
-        let is_continued = next & 0xc0 == 0x80;
-        is_line_break(*byte) | (begins_ignorable(*byte) & is_continued)
-    };
-    let any = |block: &[u8; BLOCK + 1]| block.array_windows().fold(false, |any, pair| any | may_skip(pair));
-    let blocks = text.array_windows::<{ BLOCK + 1 }>().step_by(BLOCK);
-    let skipped = blocks.take_while(|block| !any(block)).count().saturating_mul(BLOCK);
-    let rest = text.get(skipped..).unwrap_or_default();
-    let found = rest.array_windows().position(may_skip);
-    // The last byte has no next one.
-    let last = || rest.last().filter(|byte| is_line_break(**byte)).and_then(|_| rest.len().checked_sub(1));
-    skipped.saturating_add(found.or_else(last).unwrap_or(rest.len()))
+/// Line breaks and the first bytes of code points that may be ignorable.
+#[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
+const MAY_BE_SKIPPED: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0_u8;
+    while byte < u8::MAX {
+        table[byte as usize] = is_line_break(byte) || begins_ignorable(byte);
+        byte = byte.wrapping_add(1);
+    }
+    table
+};
+
+/// The number of bytes that are tested together.
+const BLOCK: usize = 16;
+
+/// Returns true if one of the bytes but the last may be skipped: a line break, or the first byte of a code point that may be
+/// ignorable.
+fn may_have_skipped(block: &[u8; BLOCK + 1]) -> bool {
+    // Written so that the compiler vectorizes it.
+    let [bytes @ .., _] = block;
+    let [_, next @ ..] = block;
+    let mut any = 0;
+    for (byte, next) in bytes.iter().zip(next) {
+        let is = |other: u8| u8::from(*byte == other);
+        let begins_ignorable =
+            is(0xc2) | is(0xcd) | is(0xd8) | is(0xe1) | is(0xe2) | is(0xe3) | is(0xef) | is(0xf0) | is(0xf3);
+        any |= is(b'\n') | is(b'\r') | (begins_ignorable & u8::from(next & 0xc0 == 0x80));
+    }
+    any != 0
+}
+
+/// Returns the offset of the next run of at least `min_len` bytes of a kind, or of the run at the end of the text.
+pub(super) fn find_run(text: &[u8], min_len: usize, is_of_kind: impl Fn(u8) -> bool) -> usize {
+    let mut start = 0_usize;
+    loop {
+        let rest = text.get(start..).unwrap_or_default();
+        let window = rest.get(..min_len).unwrap_or(rest);
+        // Most runs are short. Searching backwards reads the fewest bytes.
+        let Some(last) = window.iter().rposition(|byte| !is_of_kind(*byte)) else { return start };
+        start = start.saturating_add(last).saturating_add(1);
+    }
 }
 
 /// Returns a text without ignorable code points.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use super::encodings::MIN_VALUE;
+use super::fold::find_run;
 use super::index::Index;
 use super::matches::{Match, Matches, Partial};
 use super::stream::{ScanStream, complete_values};
@@ -41,7 +42,7 @@ impl NumberLists {
                 }
                 length
             } else {
-                let start = find_run(rest, index.shortest.saturating_mul(MIN_ENCODED_LEN));
+                let start = find_run(rest, index.shortest.saturating_mul(MIN_ENCODED_LEN), is_list_byte);
                 self.is_in_run = start < rest.len();
                 start
             };
@@ -268,7 +269,7 @@ impl<const RADIX: u32> List<RADIX> {
 }
 
 /// Returns true for a byte that may separate two numbers.
-fn is_separator(byte: u8, radix: u32) -> bool {
+const fn is_separator(byte: u8, radix: u32) -> bool {
     match byte {
         b',' | b';' | b' ' | b'\t' | b'\r' | b'\n' => true,
         b'-' | b':' | b'.' | b'_' | b'|' | b'/' => radix == 16,
@@ -276,7 +277,7 @@ fn is_separator(byte: u8, radix: u32) -> bool {
     }
 }
 
-fn is_quote(byte: u8) -> bool {
+const fn is_quote(byte: u8) -> bool {
     matches!(byte, b'"' | b'\'')
 }
 
@@ -286,20 +287,21 @@ fn is_digit(byte: u8, radix: u32) -> bool {
 
 /// Returns true for a byte that lists consist of.
 fn is_list_byte(byte: u8) -> bool {
-    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separator(byte, 16)
+    LIST_BYTES.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
-/// Returns the offset of the next run of at least `min_len` list bytes, or of the run at the end of the text.
-fn find_run(text: &[u8], min_len: usize) -> usize {
-    let mut start = 0_usize;
-    loop {
-        let rest = text.get(start..).unwrap_or_default();
-        let window = rest.get(..min_len).unwrap_or(rest);
-        // Most runs are short. Searching backwards reads the fewest bytes.
-        let Some(last) = window.iter().rposition(|byte| !is_list_byte(*byte)) else { return start };
-        start = start.saturating_add(last).saturating_add(1);
+/// The bytes that lists consist of. A table is faster than comparisons.
+#[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
+const LIST_BYTES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0_u8;
+    while byte < u8::MAX {
+        table[byte as usize] =
+            byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separator(byte, 16);
+        byte = byte.wrapping_add(1);
     }
-}
+    table
+};
 
 #[cfg(test)]
 mod tests {
