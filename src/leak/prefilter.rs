@@ -22,6 +22,8 @@ use super::fold::{fold, unfolded};
 /// The length of a group in bytes; [`NARROW`] is used where patterns are too short for [`WIDE`].
 const WIDE: usize = 8;
 const NARROW: usize = 4;
+/// The number of probes before the next decision.
+const PROBES: usize = 8;
 /// The maximum number of bytes between two probes.
 const MAX_STRIDE: usize = 8;
 /// The maximum number of bytes at the start of a pattern that are compared before the automaton reads the text.
@@ -47,8 +49,6 @@ pub(super) struct Prefilter {
     stride: usize,
     /// The maximum distance from the start of a pattern to a probe that finds it.
     lookbehind: usize,
-    /// The number of bytes of a pattern that a text must contain for the pattern to be found.
-    required_len: usize,
     /// All groups in order. `origins` has the origin of each.
     groups: Zeroizing<Vec<u64>>,
     origins: Vec<GroupOrigin>,
@@ -95,7 +95,7 @@ impl Prefilter {
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
         let hasher = RandomState::new();
-        let (mut lookbehind, mut required_len) = (0_usize, width);
+        let mut lookbehind = 0_usize;
         let mut found: Zeroizing<Vec<(u64, usize, usize, usize)>> = Zeroizing::new(Vec::new());
         let (mut regions, mut partials) = (Zeroizing::new(Vec::new()), Zeroizing::new(Vec::new()));
         for (form, owner) in forms {
@@ -103,7 +103,6 @@ impl Prefilter {
             let region = form.bytes.len().min(REGION);
             let partial = if form.min_partial < region { form.min_partial } else { 0 };
             lookbehind = lookbehind.max(at.saturating_add(stride).saturating_sub(1));
-            required_len = required_len.max(lookbehind.saturating_add(width)).max(region);
             regions.push((hash(&hasher, form.bytes.get(..region).unwrap_or_default()), *owner));
             if partial > 0 {
                 partials.push((hash(&hasher, form.bytes.get(..partial).unwrap_or_default()), *owner));
@@ -124,8 +123,8 @@ impl Prefilter {
             partial: Some(*partial).filter(|partial| *partial > 0),
         };
         let origins = found.iter().map(origin).collect();
-        // At most one bit in sixty is set, and a probe tests two bits of one word.
-        let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
+        // Few bits are set, and the table of ten credentials fits into the first cache of a processor.
+        let size = groups.len().saturating_mul(512).next_power_of_two().clamp(1 << 15, 1 << 23);
         let mut this = Self {
             bits: Zeroizing::new(vec![0; size / 64]),
             last_word: (size / 64).saturating_sub(1),
@@ -133,44 +132,46 @@ impl Prefilter {
             width,
             stride,
             lookbehind,
-            required_len,
             groups,
             origins,
             hasher,
             regions,
             partials,
         };
-        let slots: Vec<(usize, u64)> = this.groups.iter().map(|group| this.slot(*group)).collect();
-        for (word, bits) in slots {
-            if let Some(word) = this.bits.get_mut(word) {
-                *word |= bits;
+        for (word, one, other) in this.groups.iter().map(|group| this.slot(*group)).collect::<Vec<_>>() {
+            if let Some(word) = this.bits.get_mut(word & this.last_word) {
+                *word |= 1 << one | 1 << other;
             }
         }
         this
     }
 
-    /// Returns the word of a group in the table and its two bits. Both halves of the product are used, so that every
-    /// bit of the group counts.
+    /// Returns the word of a group in the table, modulo its size, and its two bits. Both halves of the product are used, so
+    /// that every bit of the group counts.
     #[inline]
-    fn slot(&self, group: u64) -> (usize, u64) {
+    fn slot(&self, group: u64) -> (usize, u32, u32) {
         let product = u128::from(group).wrapping_mul(u128::from(self.key));
         let hash = (product >> 64) as u64 ^ product as u64;
-        ((hash >> 12) as usize & self.last_word, 1 << (hash & 63) | 1 << (hash >> 6 & 63))
+        let bit = |hash: u64| hash as u32 & (u64::BITS - 1);
+        ((hash >> 12) as usize, bit(hash), bit(hash >> 6))
     }
 
     /// Returns true for the groups of the table, and for few others.
     #[inline]
     fn may_have(&self, group: u64) -> bool {
-        let (word, bits) = self.slot(group);
-        self.bits.get(word).is_some_and(|word| !word & bits == 0)
+        let (word, one, other) = self.slot(group);
+        self.bits.get(word & self.last_word).is_some_and(|word| word >> one & word >> other & 1 != 0)
     }
 
     /// Compares the text around a possible group of the table with the patterns.
-    fn check_candidate(&self, text: &[u8], at: usize, group: u64) -> Option<Candidate> {
+    fn check_candidate(&self, text: &[u8], at: usize, group: u64, open: &mut usize) -> Option<Candidate> {
         let mut first_partial = None;
         for origin in self.origins_of(group) {
             let Some(start) = at.checked_sub(origin.offset) else { continue };
             let bytes = |length: usize| text.get(start..start.saturating_add(length));
+            if text.len() < start.saturating_add(origin.region) {
+                *open = start.min(*open);
+            }
             // Both are computed, so that the time does not depend on whether the part is right.
             let is_whole = bytes(origin.region).is_some_and(|region| self.has_region(region));
             let partial = origin
@@ -225,20 +226,26 @@ impl Prefilter {
         self.partials.get(first).filter(|(known, _)| *known == hash).map(|(_, owner)| *owner)
     }
 
-    /// Returns the first candidate from an offset on. No pattern starts before it that has at least
-    /// [`Self::required_len`] bytes in the text.
+    /// Returns the first candidate from an offset on. No pattern starts before it, except at or after
+    /// [`Self::first_unprobed`].
     pub(super) fn find(&self, text: &[u8], from: usize) -> Option<Candidate> {
+        let mut open = usize::MAX;
+        self.find_and_mark(text, from, &mut open)
+    }
+
+    /// As [`Self::find`]. Sets `open` to the first offset at which a pattern may start that the text does not contain as
+    /// far as it is compared, unless it has an earlier one.
+    pub(super) fn find_and_mark(&self, text: &[u8], from: usize, open: &mut usize) -> Option<Candidate> {
         match (self.width, self.stride) {
-            (WIDE, MAX_STRIDE) => self.find_wide::<MAX_STRIDE>(text, from),
-            (WIDE, 4) => self.find_wide::<4>(text, from),
-            (WIDE, 2) => self.find_wide::<2>(text, from),
+            (WIDE, MAX_STRIDE) => self.find_wide::<MAX_STRIDE>(text, from, open),
+            (WIDE, 4) => self.find_wide::<4>(text, from, open),
+            (WIDE, 2) => self.find_wide::<2>(text, from, open),
             _ => {
                 let mut at = from;
                 while let Some(group) = self.group_at(text, at) {
-                    if let Some(candidate) =
-                        self.may_have(group).then(|| self.check_candidate(text, at, group)).flatten()
-                    {
-                        return Some(candidate);
+                    let candidate = self.check_group(text, at, group, open);
+                    if candidate.is_some() {
+                        return candidate;
                     }
                     at = at.saturating_add(self.stride);
                 }
@@ -247,20 +254,48 @@ impl Prefilter {
         }
     }
 
-    /// As [`Self::find`], for wide groups and a constant stride.
-    fn find_wide<const STRIDE: usize>(&self, text: &[u8], from: usize) -> Option<Candidate> {
-        let mut rest = text.get(from..)?;
+    /// As [`Self::find_and_mark`], for wide groups and a constant stride.
+    fn find_wide<const STRIDE: usize>(&self, text: &[u8], from: usize, open: &mut usize) -> Option<Candidate> {
+        let mut at = from;
         loop {
-            // Written as a loop, because iterator adapters are not always inlined here.
-            let group = group_key(*rest.first_chunk::<WIDE>()?);
-            if self.may_have(group) {
-                let candidate = self.check_candidate(text, text.len().saturating_sub(rest.len()), group);
+            at = at.saturating_add(self.skip::<STRIDE>(text.get(at..)?));
+            for at in (at..).step_by(STRIDE).take(PROBES) {
+                let group = group_key(*text.get(at..)?.first_chunk::<WIDE>()?);
+                let candidate = self.check_group(text, at, group, open);
                 if candidate.is_some() {
                     return candidate;
                 }
             }
-            rest = rest.get(STRIDE..)?;
+            at = at.saturating_add(STRIDE.saturating_mul(PROBES));
         }
+    }
+
+    fn check_group(&self, text: &[u8], at: usize, group: u64, open: &mut usize) -> Option<Candidate> {
+        self.may_have(group).then(|| self.check_candidate(text, at, group, open)).flatten()
+    }
+
+    /// Returns the number of bytes before the first probes of which one may find a group of the table. It is a multiple of
+    /// `STRIDE` times [`PROBES`], and less than so many bytes may be left at the end of the text.
+    fn skip<const STRIDE: usize>(&self, text: &[u8]) -> usize {
+        let mut rest = text;
+        // Of the two bits of a group, only the first is tested here, and there are no branches within a block, so that
+        // the processor works on several probes at once.
+        let words = self.bits.as_slice();
+        let Some(last_word) = words.len().checked_sub(1) else { return 0 };
+        while let Some(block) = rest.get(..const { STRIDE * (PROBES - 1) + WIDE }) {
+            let mut any = 0;
+            for probe in 0..PROBES {
+                let bytes = block.get(probe.wrapping_mul(STRIDE)..).and_then(<[u8]>::first_chunk::<WIDE>);
+                let (word, bit, _) = self.slot(bytes.map_or(0, |bytes| group_key(*bytes)));
+                // The compiler recognizes this index as valid.
+                any |= words.get(word & last_word).copied().unwrap_or(u64::MAX) >> bit;
+            }
+            if any & 1 != 0 {
+                break;
+            }
+            rest = rest.get(const { STRIDE * PROBES }..).unwrap_or_default();
+        }
+        text.len().saturating_sub(rest.len())
     }
 
     fn group_at(&self, text: &[u8], at: usize) -> Option<u64> {
@@ -277,9 +312,9 @@ impl Prefilter {
         self.lookbehind
     }
 
-    /// Returns the number of bytes of a pattern that a text must contain for the pattern to be found.
-    pub(super) fn required_len(&self) -> usize {
-        self.required_len
+    /// Returns the offset from which on a pattern may start whose window is not complete in a text of this length.
+    pub(super) fn first_unprobed(&self, length: usize) -> usize {
+        length.saturating_sub(self.lookbehind.saturating_add(self.width).saturating_sub(1))
     }
 
     /// Returns the length of a group in bytes.
@@ -400,7 +435,7 @@ mod tests {
                 for before in 0..40 {
                     let mut text = vec![b'.'; before];
                     text.extend(pattern.iter().filter_map(|byte| unfolded(fold(*byte)).next()));
-                    text.truncate(before + prefilter.required_len());
+                    text.truncate(before + pattern.len().max(prefilter.lookbehind() + prefilter.width()));
                     let candidate = prefilter.find(&text, 0).expect("enough of it is there");
                     assert_eq!(candidate.partial, None);
                     assert!(
@@ -425,6 +460,23 @@ mod tests {
                 let group = group_key(*group.first_chunk().unwrap());
                 assert!(prefilter.groups.binary_search(&group).is_err(), "{start} {at}");
             }
+        }
+    }
+
+    /// A group with a single wrong bit is looked up elsewhere in the table, so that a probe tells nothing about its parts.
+    #[test]
+    fn every_bit_of_a_group_counts() {
+        let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
+        let prefilter = Prefilter::new(&[(form(pattern, 16), 0)]);
+        let slot = |group: u64| {
+            let (word, one, other) = prefilter.slot(group);
+            (word & prefilter.last_word, one, other)
+        };
+        let mut random = Random::new();
+        let groups: Vec<u64> = (0..500).map(|_| random.next() & CASE_MASK).collect();
+        for bit in (0..u64::BITS).map(|at| 1 << at).filter(|bit| CASE_MASK & bit != 0) {
+            let same = groups.iter().filter(|group| slot(**group) == slot(**group ^ bit)).count();
+            assert!(same < 5, "{bit:x}: {same} of {} groups have the same place", groups.len());
         }
     }
 

@@ -203,9 +203,9 @@ impl View {
         while at < text.len() {
             if !is_walking {
                 let rest = text.get(at..).unwrap_or_default();
-                let found = self.next_candidate(index, (rest, at), spans, matches);
+                let (found, open) = self.next_candidate(index, (rest, at), spans, matches);
                 // A pattern that starts from here on may continue after the text, and is no candidate yet.
-                let incomplete = rest.len().saturating_sub(prefilter.required_len().saturating_sub(1));
+                let incomplete = prefilter.first_unprobed(rest.len()).min(open);
                 let skipped = match found {
                     Some(candidate) => {
                         until = at.saturating_add(candidate).saturating_add(prefilter.width());
@@ -245,19 +245,20 @@ impl View {
         at
     }
 
-    /// Returns the offset of the next candidate in the rest of the last text. Counts the partial matches before it.
+    /// Returns the offset of the next candidate in the rest of the last text, and the offset of the first pattern that may
+    /// continue after the text. Counts the partial matches before the candidate.
     fn next_candidate(
         &self,
         index: &Index,
         (rest, at): (&[u8], usize),
         spans: &[Span],
         matches: &mut Matches,
-    ) -> Option<usize> {
+    ) -> (Option<usize>, usize) {
         let prefilter = &index.patterns.prefilter;
-        let mut from = 0;
+        let (mut from, mut open) = (0, usize::MAX);
         loop {
-            let candidate = prefilter.find(rest, from)?;
-            let Some((owner, start)) = candidate.partial else { return Some(candidate.at) };
+            let Some(candidate) = prefilter.find_and_mark(rest, from, &mut open) else { return (None, open) };
+            let Some((owner, start)) = candidate.partial else { return (Some(candidate.at), open) };
             let offset = self.text_offset(at.saturating_add(start)).0 as u64;
             matches.add_partial(owner, position_of(spans, offset).0);
             from = candidate.at.saturating_add(prefilter.stride());
