@@ -2,13 +2,16 @@
 
 use super::index::Index;
 use super::matches::{Match, Matches, Partial};
-use super::unescape::{EscapeFamilies, MAX_ESCAPE};
+use super::unescape::{EscapeFamilies, MAX_ESCAPE, last_candidate};
 use super::views::ViewTree;
 
 /// The number of bytes that are searched at a time.
 const BLOCK: usize = 4096;
-/// The number of bytes that are searched at a time while views differ. Small blocks let the views converge early.
-const SHORT_BLOCK: usize = 512;
+/// The number of bytes after an escape that derived views search before the next block. They converge then, unless another
+/// escape is near.
+const AFTER_ESCAPE: usize = 256;
+/// Escapes with fewer bytes between them belong to one group.
+const NEAR: usize = 2 * AFTER_ESCAPE;
 
 /// The state of the scan of one stream.
 #[derive(Clone, Default)]
@@ -48,17 +51,22 @@ impl ScanStream {
         sort_from(&mut matches.complete, before);
     }
 
-    /// Returns the number of bytes to search next: up to shortly before the next escape, so that derived views only
-    /// receive the bytes around it.
+    /// Returns the number of bytes to search next: up to shortly before the next escape, or to the end of a group of escapes
+    /// that are near each other, so that derived views receive only the bytes around them.
     fn next_len(&self, rest: &[u8]) -> usize {
-        if !self.views.is_plain() {
-            return rest.len().min(SHORT_BLOCK);
+        let is_plain = self.views.is_plain();
+        let mut last = match EscapeFamilies::ALL.find_in(rest, 0) {
+            Some(escape) if is_plain && escape > MAX_ESCAPE => return escape.saturating_sub(MAX_ESCAPE),
+            Some(escape) if is_plain || escape < NEAR => escape,
+            _ if is_plain => return rest.len(),
+            _ => return AFTER_ESCAPE.min(rest.len()),
+        };
+        while let Some(after) = rest.get(last.saturating_add(1)..)
+            && let Some(next) = last_candidate(after.get(..NEAR).unwrap_or(after))
+        {
+            last = last.saturating_add(1).saturating_add(next);
         }
-        match EscapeFamilies::ALL.find_in(rest, 0) {
-            None => rest.len(),
-            Some(escape) if escape > MAX_ESCAPE => escape.saturating_sub(MAX_ESCAPE),
-            Some(_) => rest.len().min(SHORT_BLOCK),
-        }
+        last.saturating_add(AFTER_ESCAPE).min(rest.len())
     }
 
     /// Ends the stream.
@@ -437,6 +445,25 @@ mod tests {
             let found: Ends = matches.complete.iter().map(|found| (found.to, found.from)).collect();
             let missed: Vec<_> = want.difference(&found).collect();
             prop_assert!(missed.is_empty(), "{:?} in {:?}, cut {:?}", missed, String::from_utf8_lossy(&text), places);
+        }
+
+        /// Views that converge and families that are forgotten between escapes lose no match.
+        #[test]
+        fn escapes_between_fillers_agree_with_another_engine(
+            parts in proptest::collection::vec(prop_oneof![2 => nested(), 2 => text_piece(), 3 => filler()], 2..9),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..6),
+        ) {
+            let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
+            let text = parts.concat();
+            let want = expected(&text);
+            let mut at: Vec<_> = cuts.iter().map(|cut| cut.index(text.len() + 1)).chain([0, text.len()]).collect();
+            at.sort_unstable();
+            let pieces: Vec<_> = at.windows(2).map(|w| &text[w[0]..w[1]]).collect();
+            for pieces in [&[&*text][..], &pieces] {
+                let found = found(&matcher, pieces);
+                let missed: Vec<_> = want.difference(&found).collect();
+                prop_assert!(missed.is_empty(), "{:?} at {:?}: {:?}", missed, at, String::from_utf8_lossy(&text));
+            }
         }
 
         /// The prefilter, blocks and views neither lose, add nor move a match.

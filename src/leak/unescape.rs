@@ -5,8 +5,9 @@
 //! most recipients do. Bytes that are no escape are passed through.
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
-use memchr::{memchr_iter, memchr3_iter};
+use memchr::{memchr_iter, memchr2_iter, memchr3_iter};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::fold::is_line_break;
@@ -65,7 +66,14 @@ impl EscapeFamilies {
 
     /// Returns the families of the escapes in a text, including one that may be incomplete at its end.
     pub(super) fn in_text(text: &[u8]) -> Self {
-        Self::EACH.into_iter().filter(|family| family.find_in(text, 0).is_some()).fold(Self::default(), Self::union)
+        let mut found = Self::default();
+        let mut at = Some(0);
+        // Most texts have no escapes, or those of one family. Those of a family that was found are not searched for again.
+        while let Some(next) = at.and_then(|at| Self(Self::ALL.0 & !found.0).find_in(text, at)) {
+            found = found.union(text.get(next).map(|byte| Self::of_byte(*byte)).unwrap_or_default());
+            at = (found != Self::ALL).then_some(next);
+        }
+        found
     }
 
     /// Returns the offset of the next complete or possibly incomplete escape from `at` on.
@@ -296,7 +304,7 @@ pub(super) fn parse_escape(bytes: &[u8]) -> ParsedEscape {
     }
 }
 
-/// Returns false if the first two bytes do not start an escape. This check is cheaper than parsing.
+/// Returns false if the first two or three bytes do not start an escape. This check is cheaper than parsing.
 fn looks_like_escape(bytes: &[u8]) -> bool {
     match bytes {
         [b'%', next, ..] => next.is_ascii_hexdigit() || matches!(next, b'u' | b'U'),
@@ -307,7 +315,11 @@ fn looks_like_escape(bytes: &[u8]) -> bool {
                 || is_identity_escape(*next)
                 || is_line_break(*next)
         }
-        [b'&', next, ..] => next.is_ascii_alphabetic() || *next == b'#',
+        [b'&', b'#', ..] | [b'&'] => true,
+        [b'&', next] => next.is_ascii_alphabetic(),
+        [b'&', first, second, ..] => {
+            NAME_STARTS.get(usize::from(*first)).is_some_and(|seconds| seconds >> (second & 63) & 1 != 0)
+        }
         _ => true,
     }
 }
@@ -319,8 +331,16 @@ pub(super) fn find_candidate(text: &[u8], families: EscapeFamilies) -> Option<us
         EscapeFamilies::PERCENT => memchr_iter(b'%', text).find(is_likely),
         EscapeFamilies::BACKSLASH => memchr_iter(b'\\', text).find(is_likely),
         EscapeFamilies::REFERENCE => memchr_iter(b'&', text).find(is_likely),
+        EscapeFamilies(3) => memchr2_iter(b'%', b'\\', text).find(is_likely),
+        EscapeFamilies(5) => memchr2_iter(b'%', b'&', text).find(is_likely),
+        EscapeFamilies(6) => memchr2_iter(b'\\', b'&', text).find(is_likely),
         _ => memchr3_iter(b'%', b'\\', b'&', text).find(is_likely),
     }
+}
+
+/// Returns the offset of the last bytes that look like an escape.
+pub(super) fn last_candidate(text: &[u8]) -> Option<usize> {
+    memchr3_iter(b'%', b'\\', b'&', text).rev().find(|at| looks_like_escape(text.get(*at..).unwrap_or_default()))
 }
 
 /// Returns true if the text starts with an escape or with an incomplete one.
@@ -519,6 +539,20 @@ fn to_char(code: u32) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
+/// For each first byte of the name of a reference, the second bytes that may follow, as a set of their last six bits.
+static NAME_STARTS: LazyLock<[u64; 128]> = LazyLock::new(|| {
+    let named = NAMED_REFERENCES.iter().chain(&LEGACY_REFERENCES).map(|(name, _)| *name);
+    let mut starts = [0; 128];
+    for name in named.chain(LATIN1_REFERENCES) {
+        if let [first, second, ..] = name
+            && let Some(seconds) = starts.get_mut(usize::from(*first))
+        {
+            *seconds |= 1 << (second & 63);
+        }
+    }
+    starts
+});
+
 /// The references for U+00A0 to U+00FF in their order, which browsers accept without a semicolon too.
 #[rustfmt::skip]
 const LATIN1_REFERENCES: [&[u8]; 96] = [
@@ -678,6 +712,24 @@ mod tests {
 
     fn unescaped(text: &str) -> String {
         String::from_utf8_lossy(&unescape_once(text.as_bytes())).into_owned()
+    }
+
+    /// Bytes that do not look like an escape are none.
+    #[test]
+    fn the_quick_check_excludes_no_escape() {
+        let names = NAMED_REFERENCES.iter().chain(&LEGACY_REFERENCES).map(|(name, _)| *name).chain(LATIN1_REFERENCES);
+        let mut texts: Vec<Vec<u8>> = names.map(|name| [b"&", name, b";"].concat()).collect();
+        for first in *b"%\\&" {
+            for second in 0..=u8::MAX {
+                texts.extend((0..=u8::MAX).map(|third| vec![first, second, third]));
+            }
+        }
+        for text in texts {
+            for end in 1..=text.len() {
+                let text = &text[..end];
+                assert!(looks_like_escape(text) || !may_start_escape(text), "{text:?}");
+            }
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //!
 //! Every byte of a view carries its position in the stream, so a match in any view covers a range of the stream.
 
+use super::automaton::Automaton;
 use super::index::Index;
 use super::matches::{Matches, Partial};
 use super::unescape::{DecodedTo, EscapeFamilies, MAX_ESCAPE};
@@ -174,6 +175,34 @@ impl DerivedViews {
                 }
                 None => {}
             }
+        }
+        self.forget_families(parent, &index.patterns.automaton);
+    }
+
+    /// Forgets the families whose escapes are all before the bytes that can still belong to a match, and drops the
+    /// single-family views if they would equal the view in which all families are decoded.
+    fn forget_families(&mut self, parent: &Buffer, automaton: &Automaton) {
+        let is_settled = |child: &DerivedView| !child.view.has_pending_escape() && !child.derived.is_diverged();
+        if self.seen_families == EscapeFamilies::default() || !self.iter().all(is_settled) {
+            return;
+        }
+        // Escapes of any family at the next level may consist of decoded bytes and of bytes that follow them.
+        let mut of_derived = 0;
+        self.iter().for_each(|child| {
+            child
+                .derived
+                .for_each(&mut |view| of_derived = view.decoded_to().latest(EscapeFamilies::ALL).max(of_derived));
+        });
+        let is_past = |family: &EscapeFamilies| {
+            let end = self.iter().map(|child| child.view.decoded_to().latest(*family)).fold(of_derived, u64::max);
+            let diverged = self.iter().filter(|child| child.view.is_diverged()).map(|child| &child.view.buffer);
+            std::iter::once(parent).chain(diverged).all(|buffer| buffer.starts_at_or_after(end, automaton))
+        };
+        let seen = EscapeFamilies::EACH.into_iter().filter(|family| self.seen_families.intersects(*family));
+        let recent = seen.filter(|family| !is_past(family)).fold(EscapeFamilies::default(), EscapeFamilies::union);
+        if !recent.is_mixed() {
+            self.single.clear();
+            self.seen_families = recent;
         }
     }
 
