@@ -617,6 +617,38 @@ mod tests {
         }
     }
 
+    /// Bytes that are no escape do not become one because the skipped bytes between them are dropped.
+    #[test]
+    fn dropped_bytes_make_no_escape() {
+        let matcher = Matcher::new([(ValueOwner::Token, VALUES[1])].into_iter());
+        let hex: String = VALUES[1].iter().map(|byte| format!("{byte:02x}")).collect();
+        let escapes: [fn(u8) -> String; 4] =
+            [|b| format!("%{b:02x}"), |b| format!("\\u{b:04x}"), |b| format!("&#{b};"), |b| format!("%5cx{b:02x}")];
+        for start in ["%", "%2", "\\x", "\\u00", "\\", "&#", "&#x", "%u", "100%, &", "\\%&#"] {
+            for skipped in ["\u{200b}", "\n  ", "\r\n", "\u{ad}\n"] {
+                for escape in escapes {
+                    for at in [2, 9, hex.len() - 1] {
+                        let (before, rest) = hex.split_at(at);
+                        let value = format!("{before}{}{}", escape(rest.as_bytes()[0]), &rest[1..]);
+                        for times in [1, 200, 700] {
+                            let skipped = skipped.repeat(times);
+                            let text = format!("{start}{skipped}{value}");
+                            let seam = start.len() + skipped.len();
+                            for cut in [0, start.len(), seam - skipped.len() / 2, seam, seam + 1, seam + at] {
+                                let cut = text.floor_char_boundary(cut);
+                                let (one, two) = text.as_bytes().split_at(cut);
+                                let to = text.len() as u64;
+                                let found = found(&matcher, &[one, two]);
+                                let is_found = found.iter().any(|(end, _)| *end == to);
+                                assert!(is_found, "{start:?} {skipped:?} {value:?} at {cut}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     /// Any number of skipped bytes may stand between a text and a value.
     #[test]
     fn skipped_bytes_move_no_match() {

@@ -9,13 +9,15 @@
 //! A search alternates between two modes. The prefilter jumps to the next candidate. From there the automaton reads
 //! byte by byte, until fewer than [`MIN_WALK_DEPTH`] bytes of any pattern match.
 
+use std::ops::Range;
+
 use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
-use super::fold::{fold, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
+use super::fold::{begins_escape, fold, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
 use super::index::{Index, Patterns};
 use super::matches::{Match, Matches, Partial};
-use super::unescape::PositionedByte;
+use super::unescape::{MAX_ESCAPE, PositionedByte};
 
 /// The automaton stops where fewer bytes of a pattern than this match, and the prefilter takes over.
 const MIN_WALK_DEPTH: usize = 4;
@@ -459,7 +461,7 @@ impl Buffer {
     }
 
     /// Removes ignorable code points, line breaks and indentation. Any number of them may separate the unsearched
-    /// bytes.
+    /// bytes. One remains where the bytes around it could look like an escape without it.
     fn drop_skipped(&mut self) {
         let (text, spans) = (std::mem::take(&mut self.text), std::mem::take(&mut self.spans));
         let source = Source { bytes: &text, spans: &spans };
@@ -468,7 +470,7 @@ impl Buffer {
         let complete = text.get(..complete_len).unwrap_or_default();
         let is_ascii = complete.is_ascii();
         let (mut at, mut cursor) = (0_usize, 0);
-        let mut line_break = None;
+        let (mut line_break, mut separator) = (None, 0..0);
         while let Some(rest) = complete.get(at..).filter(|rest| !rest.is_empty()) {
             let is_skipped = |byte: &u8| is_indent(*byte) || is_line_break(*byte);
             let indent = rest.iter().take_while(|byte| line_break.is_some() && is_skipped(byte)).count();
@@ -478,7 +480,11 @@ impl Buffer {
             let end = at.saturating_add(length);
             if length > 0 {
                 line_break = None;
+                self.push_separator(source, separator.clone(), &mut cursor);
                 self.push_from(source, at, end, &mut cursor);
+            }
+            if length > 0 || separator.is_empty() {
+                separator = end..end.saturating_add(skipped);
             }
             if rest.get(length).is_some_and(|byte| is_line_break(*byte)) {
                 line_break = Some(end);
@@ -486,10 +492,19 @@ impl Buffer {
             at = end.saturating_add(skipped);
         }
         // The following bytes may continue the indentation.
-        if let Some(at) = line_break {
-            self.push_from(source, at, at.saturating_add(1), &mut cursor);
+        match line_break {
+            Some(at) => self.push_from(source, at, at.saturating_add(1), &mut cursor),
+            None => self.push_separator(source, separator, &mut cursor),
         }
         self.push_from(source, complete_len, text.len(), &mut cursor);
+    }
+
+    /// Adds skipped bytes if the bytes before them may be the start of an escape.
+    fn push_separator(&mut self, source: Source<'_>, skipped: Range<usize>, cursor: &mut usize) {
+        let before = self.text.get(self.text.len().saturating_sub(MAX_ESCAPE)..).unwrap_or_default();
+        if before.iter().any(|byte| begins_escape(*byte)) {
+            self.push_from(source, skipped.start, skipped.end, cursor);
+        }
     }
 
     /// Returns true if every further match starts at or after a position.
