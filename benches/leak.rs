@@ -1,7 +1,7 @@
 //! Measures the throughput and latency of stream scanning: input is queued, searched in every reading and returned.
 //!
 //! `cargo bench --bench leak` prints tables; a word after `--` selects the tables of that name (`throughput`, `pieces`,
-//! `build`, `latency`). Every figure is the median of seven runs over the same bytes, with the lowest and the highest.
+//! `build`, `latency`), and `--only=WORDS` the kinds of data with these words in their name. Every figure is the median of seven runs over the same bytes, with the lowest and the highest.
 //! The other engine and a plain copy are measured between those runs. `benches/stages` has the scanner among its stages,
 //! with one kind of data and no other engine, to find regressions; this benchmark compares many kinds of data.
 
@@ -111,7 +111,8 @@ fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
         ("prefixes, all escapes", mixed),
         ("all escapes, in base64", mixed_in_base64),
     ];
-    rows.into_iter().map(|(name, data)| (name, fit(data))).collect()
+    let only = std::env::args().find_map(|arg| arg.strip_prefix("--only=").map(str::to_owned)).unwrap_or_default();
+    rows.into_iter().filter(|(name, _)| name.contains(&only)).map(|(name, data)| (name, fit(data))).collect()
 }
 
 /// Repeats or truncates the data to the measured size.
