@@ -649,6 +649,25 @@ mod tests {
         }
     }
 
+    /// A backslash before a line break is an escape, and one before an invisible character is none.
+    #[test]
+    fn dropped_bytes_between_a_backslash_and_a_line_break_remain() {
+        let matcher = Matcher::new([(ValueOwner::Token, &b"k7Qz\\2mXv9LpW4sVt6eRRu8Yb"[..])].into_iter());
+        for invisible in ["\u{200b}", "\u{ad}", "\u{fe0f}\n\u{200b}"] {
+            for times in [1, 150, 200, 300, 600, 2000] {
+                for (line_break, blanks) in [("\n", 0), ("\n", 12), ("\r\n", 20), ("\n   ", 300)] {
+                    let skipped = format!("{}{line_break}{}", invisible.repeat(times), " ".repeat(blanks));
+                    let start = format!("{}{{\"text\": \"k7Qz\\{skipped}", "word ".repeat(30));
+                    let text = format!("{start}\\u0032mXv9LpW4sVt6eRRu8Yb\"}} and more");
+                    for cut in [0, start.len() - blanks, start.len() - blanks / 2, start.len()] {
+                        let (one, two) = text.as_bytes().split_at(cut);
+                        assert!(!found(&matcher, &[one, two]).is_empty(), "{invisible:?} {times} {blanks} at {cut}");
+                    }
+                }
+            }
+        }
+    }
+
     /// Any number of skipped bytes may stand between a text and a value.
     #[test]
     fn skipped_bytes_move_no_match() {

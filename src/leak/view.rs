@@ -491,10 +491,12 @@ impl Buffer {
             }
             at = end.saturating_add(skipped);
         }
+        if line_break != Some(separator.start) {
+            self.push_separator(source, separator, &mut cursor);
+        }
         // The following bytes may continue the indentation.
-        match line_break {
-            Some(at) => self.push_from(source, at, at.saturating_add(1), &mut cursor),
-            None => self.push_separator(source, separator, &mut cursor),
+        if let Some(at) = line_break {
+            self.push_from(source, at, at.saturating_add(1), &mut cursor);
         }
         self.push_from(source, complete_len, text.len(), &mut cursor);
     }
