@@ -3,13 +3,17 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::sync::Arc;
 
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use toml::Table;
 use zeroize::Zeroizing;
 
 use crate::files;
-use crate::leak::{Finding, Matcher};
+use crate::leak::strength::Strength;
+use crate::leak::{Finding, Matcher, password};
 use crate::model::name::is_plain;
 use crate::policy::compile::Problem;
 use crate::policy::credential::Credential;
@@ -21,6 +25,42 @@ const MIN_KEY_LEN: usize = 8;
 const MAX_PREFIX_LEN: usize = 16;
 /// Known public prefixes that do not end with a separator.
 const KEY_PREFIXES: [&str; 4] = ["AIza", "AKIA", "ASIA", "eyJ"];
+
+/// The file in the state directory from which placeholders are derived, and the length of its key in bytes.
+const KEY_FILE: &str = "placeholder.key";
+const KEY_LEN: usize = 32;
+
+/// The key from which placeholders are derived, so that a credential has the same one at each run of this user. Clients
+/// remember the keys that were approved or stored.
+pub(super) struct PlaceholderKey(Zeroizing<Vec<u8>>);
+
+impl PlaceholderKey {
+    /// Reads the key from the state directory, or creates it.
+    ///
+    /// # Errors
+    /// I/O errors; also if the file can be read by others or is too short.
+    pub(super) fn read_or_create(state_dir: &Path) -> io::Result<Self> {
+        let path = state_dir.join(KEY_FILE);
+        let at_path = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
+        let make = || Ok(Zeroizing::new(files::random::<KEY_LEN>()?.to_vec()));
+        let key = files::read_or_create(&path, make).map_err(|error| at_path(&error))?;
+        if key.len() < KEY_LEN { Err(at_path(&"is too short")) } else { Ok(Self(key)) }
+    }
+
+    /// Returns bytes that depend on the name, the value and the number, and reveal nothing about them to somebody who does
+    /// not know the key.
+    fn derive(&self, name: &str, value: &[u8], number: u64) -> io::Result<Zeroizing<[u8; CHUNK]>> {
+        let mut hmac = Hmac::<Sha256>::new_from_slice(&self.0).map_err(io::Error::other)?;
+        hmac.update(&(name.len() as u64).to_be_bytes());
+        hmac.update(name.as_bytes());
+        hmac.update(&number.to_be_bytes());
+        hmac.update(value);
+        Ok(Zeroizing::new(hmac.finalize().into_bytes().into()))
+    }
+}
+
+/// The number of bytes of a placeholder that are made at a time.
+const CHUNK: usize = 32;
 
 /// Returns true for a short value of only letters or only digits.
 fn is_word(value: &[u8]) -> bool {
@@ -45,10 +85,8 @@ pub(super) struct HiddenKey {
 impl HiddenKey {
     /// Returns the key of a configured credential, or `None` if the credential has no value.
     fn from_credential(credential: &Credential) -> Option<Self> {
-        let value = credential.value()?.expose();
-        let usual = || format!("${{secrets.{}}}", credential.name());
-        let placeholder = credential.placeholder().map_or_else(usual, str::to_owned);
-        Some(Self { value: Zeroizing::new(value.to_vec()), placeholder })
+        let value = Zeroizing::new(credential.value()?.expose().to_vec());
+        Some(Self { value, placeholder: credential.given_placeholder() })
     }
 
     /// Replaces each occurrence of the value by the placeholder. Returns `None` if there is none. A value that is a
@@ -74,8 +112,12 @@ impl HiddenKey {
 }
 
 impl PlaceholderCredential {
-    /// Parses `NAME=HOW@HOST` and reads the value from the variable NAME.
-    pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
+    /// Parses `NAME=HOW@HOST` and reads the value from the variable NAME. Without a key, the placeholder is random.
+    pub(super) fn new(
+        flag: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        key: Option<&PlaceholderKey>,
+    ) -> Result<Self, Problem> {
         // Errors do not repeat the text after the name, because it may be the key itself.
         let named = flag.split_once('=').map_or("…", |(name, _)| name);
         let wrong = |problem: &str| Problem {
@@ -102,7 +144,10 @@ impl PlaceholderCredential {
             // Keys this short are not fully redacted in responses, so an origin that echoes one would reveal it.
             return Err(invalid(format!("holds a key that is too short to protect: less than {MIN_KEY_LEN} bytes")));
         }
-        let placeholder = make_placeholder(&value).map_err(|error| wrong(&error.to_string()))?;
+        // The command can read the file of the key, and try out guesses of a weak value.
+        let key = key.filter(|_| Strength::of(password(&value)).is_strong());
+        let bytes = |number| key.map_or_else(files::random, |key| key.derive(name, &value, number));
+        let placeholder = make_placeholder(&value, &bytes).map_err(|error| wrong(&error.to_string()))?;
         let (auth_type, own) = match how.split_once(':') {
             None if how == "bearer" || how == "basic" => (how, None),
             Some(("header", field)) => ("header", Some(("auth_header_name", field))),
@@ -206,18 +251,18 @@ impl HiddenKeys {
 
 /// Generates a placeholder for a key. It keeps the public prefix, the length and the class of each character, so that
 /// it passes a client's format check. The parts of `user:password` are treated as separate keys, because a token is
-/// often used as the user name.
-fn make_placeholder(value: &[u8]) -> io::Result<String> {
+/// often used as the user name. `bytes` returns unpredictable bytes for a number.
+fn make_placeholder(value: &[u8], bytes: &dyn Fn(u64) -> io::Result<Zeroizing<[u8; CHUNK]>>) -> io::Result<String> {
     let mut text = String::with_capacity(value.len());
-    let mut replaced = 0_usize;
+    let (mut replaced, mut numbers) = (0_usize, 0..);
     for part in value.split(|byte| *byte == b':') {
         if !text.is_empty() || replaced > 0 {
             text.push(':');
         }
         let (prefix, rest) = part.split_at_checked(public_prefix_len(part)).unwrap_or((&[], part));
         text.extend(prefix.iter().copied().map(char::from));
-        for chunk in rest.chunks(64) {
-            let random = files::random::<64>()?;
+        for (chunk, number) in rest.chunks(CHUNK).zip(&mut numbers) {
+            let random = bytes(number)?;
             text.extend(chunk.iter().zip(random.iter()).map(|(byte, random)| random_like(*byte, *random)));
         }
         replaced = replaced.saturating_add(rest.iter().filter(|byte| !is_separator(**byte)).count());
@@ -259,6 +304,37 @@ fn public_prefix_len(key: &[u8]) -> usize {
 mod tests {
     use super::*;
 
+    fn made(key: &str) -> String {
+        make_placeholder(key.as_bytes(), &|_| files::random()).unwrap()
+    }
+
+    /// The same user gets the same placeholder for the same name and key. Of a weak key it is random, because the command
+    /// could try out guesses.
+    #[test]
+    fn placeholders_of_strong_keys_are_stable() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let of = |dir: usize, name: &str, value: &str| {
+            let key = PlaceholderKey::read_or_create(dirs[dir].path()).unwrap();
+            let flag = format!("{name}=bearer@a.example");
+            let credential = PlaceholderCredential::new(&flag, &|_| Some(value.to_owned()), Some(&key)).ok().unwrap();
+            credential.placeholder().to_owned()
+        };
+        let strong = format!("ghp_{}:{}", "16C7e42F292c6912E7710c838347Ae178B4a".repeat(3), "k7Qz2mXv9LpW4sVt6eRRu8Yb");
+        let usual = of(0, "KEY", &strong);
+        assert_eq!(usual, of(0, "KEY", &strong));
+        for other in [of(1, "KEY", &strong), of(0, "OTHER", &strong), of(0, "KEY", &strong.replace("7e", "8e"))] {
+            let same = usual.chars().zip(other.chars()).filter(|(a, b)| a == b).count();
+            assert!(same < usual.len() / 3, "{usual} {other}");
+        }
+        let password = &usual[strong.len() - 24..];
+        assert!(!usual[..strong.len() - 24].contains(&password[..4]), "{usual}");
+        let weak = "Winter1987?";
+        assert_ne!(of(0, "KEY", weak), of(0, "KEY", weak));
+        std::fs::write(dirs[0].path().join(KEY_FILE), "short").unwrap();
+        let error = PlaceholderKey::read_or_create(dirs[0].path()).err().unwrap();
+        assert!(error.to_string().ends_with("placeholder.key: is too short"), "{error}");
+    }
+
     #[test]
     fn placeholders_have_the_format_of_the_key_but_not_its_secret() {
         let rows = [
@@ -273,7 +349,7 @@ mod tests {
             ("correcthorse-batterystaple-x", ""),
         ];
         for (key, prefix) in rows {
-            let made = make_placeholder(key.as_bytes()).unwrap();
+            let made = made(key);
             assert_eq!(made.len(), key.len(), "{key}");
             assert!(made.starts_with(prefix), "{key}: {made}");
             let kind = |c: char| (c.is_ascii_lowercase(), c.is_ascii_uppercase(), c.is_ascii_digit());
@@ -281,20 +357,21 @@ mod tests {
             let same =
                 made.chars().zip(key.chars()).skip(prefix.len()).filter(|(a, b)| a == b && a.is_ascii_alphanumeric());
             assert!(same.count() < key.len() / 2, "{key}: {made}");
-            assert_ne!(made, make_placeholder(key.as_bytes()).unwrap(), "placeholders are random");
         }
     }
 
     #[test]
     fn unusual_keys_get_a_placeholder_and_short_keys_are_rejected() {
-        let cyrillic = make_placeholder("\u{43f}\u{430}\u{440}\u{43e}\u{43b}\u{44c}-1234".as_bytes()).unwrap();
+        let cyrillic = made("\u{43f}\u{430}\u{440}\u{43e}\u{43b}\u{44c}-1234");
         assert!(cyrillic.len() == 17 && cyrillic.is_ascii() && !cyrillic.contains("xxxxx"), "{cyrillic}");
-        let parts = make_placeholder(b"supersecretlongtokenvalue0123:1").unwrap();
+        let parts = made("supersecretlongtokenvalue0123:1");
         assert!(!parts.contains("secretlong") && parts.ends_with(|c: char| c.is_ascii_digit()), "{parts}");
-        let odd = make_placeholder("\u{e9}\"-0123456789abcdef".as_bytes()).unwrap();
+        let odd = made("\u{e9}\"-0123456789abcdef");
         assert!(odd.is_ascii() && odd.len() == 20 && !odd.contains('"'), "{odd}");
-        assert!(make_placeholder(b"a:b").is_err() && make_placeholder(b"--------").is_err());
-        let refused = PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some("tiny1".to_owned())).err().unwrap();
+        let random = |_| files::random();
+        assert!(make_placeholder(b"a:b", &random).is_err() && make_placeholder(b"--------", &random).is_err());
+        let tiny = PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some("tiny1".to_owned()), None);
+        let refused = tiny.err().unwrap();
         assert!(refused.problem.contains("too short to protect") && !refused.problem.contains("tiny1"), "{refused}");
     }
 
@@ -302,7 +379,7 @@ mod tests {
     fn overlapping_keys_are_replaced_by_their_own_placeholders() {
         let env = |name: &str| Some(if name == "PASS" { "hunter2hunter2" } else { "user:hunter2hunter2" }.to_owned());
         let keys: Vec<_> = ["PASS=bearer@a.example", "CRED=basic@b.example"]
-            .map(|flag| PlaceholderCredential::new(flag, &env).ok().unwrap().hidden)
+            .map(|flag| PlaceholderCredential::new(flag, &env, None).ok().unwrap().hidden)
             .into();
         let placeholders: Vec<String> = keys.iter().map(|key: &HiddenKey| key.placeholder.clone()).collect();
         let keys = HiddenKeys::of(keys, Arc::default());
@@ -327,7 +404,7 @@ mod tests {
             ("UNSET=bearer@api.example.com", None),
         ];
         for (flag, auth_type) in rows {
-            let credential = PlaceholderCredential::new(flag, &env).ok();
+            let credential = PlaceholderCredential::new(flag, &env, None).ok();
             assert_eq!(
                 credential.as_ref().and_then(|credential| credential.credential["auth_type"].as_str()),
                 auth_type,
@@ -339,7 +416,7 @@ mod tests {
     #[test]
     fn every_occurrence_of_a_key_is_replaced() {
         let key = "ghp_0123456789abcdef";
-        let flag = PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap();
+        let flag = PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some(key.to_owned()), None).ok().unwrap();
         let placeholder = flag.placeholder().to_owned();
         let keys = HiddenKeys::new(None, vec![flag]);
         let text = format!("Bearer {key}, {key}");

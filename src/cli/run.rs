@@ -15,7 +15,7 @@ use toml::Table;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
-use super::placeholder::{HiddenKeys, PlaceholderCredential};
+use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
 use crate::audit::line::{Event, Line, LineVerdict};
@@ -316,8 +316,13 @@ fn placeholder_credentials(
     environment: &Environment,
 ) -> Result<Vec<PlaceholderCredential>, Vec<Problem>> {
     let mut placeholders: Vec<PlaceholderCredential> = Vec::new();
+    let stable = || PlaceholderKey::read_or_create(&paths::state_dir());
+    let stable = (!args.credential.is_empty()).then(stable).and_then(|key| {
+        key.inspect_err(|error| say(format_args!("exeat: the next run will have other placeholders: {error}"))).ok()
+    });
     for flag in &args.credential {
-        let key = PlaceholderCredential::new(flag, &|name| environment.text(name)).map_err(|problem| vec![problem])?;
+        let key = PlaceholderCredential::new(flag, &|name| environment.text(name), stable.as_ref())
+            .map_err(|problem| vec![problem])?;
         match placeholders.iter_mut().find(|other| other.name == key.name) {
             Some(known) => known.add_hosts(&key).map_err(|problem| vec![problem])?,
             None => placeholders.push(key),

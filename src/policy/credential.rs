@@ -119,6 +119,12 @@ impl Credential {
         self.placeholder.as_deref()
     }
 
+    /// Returns the placeholder that a sandbox is given: the credential's own, or else `${secrets.NAME}`.
+    #[must_use]
+    pub fn given_placeholder(&self) -> String {
+        self.placeholder().map_or_else(|| format!("${{secrets.{}}}", self.name), str::to_owned)
+    }
+
     /// Returns the value, or `None` if the credential is disabled.
     #[must_use]
     pub fn value(&self) -> Option<&Secret> {

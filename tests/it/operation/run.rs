@@ -66,6 +66,37 @@ async fn the_command_gets_a_placeholder_that_the_proxy_replaces() {
     assert!(words.contains("the command's arguments contain a key") && !words.contains(VALUE), "{words}");
 }
 
+/// Clients remember keys that were approved or stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_run_gives_the_same_placeholder() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = async |state: &std::path::Path| {
+        let flags =
+            ["run", "-q", "--credential", "GITHUB_TOKEN=bearer@api.test", "--", "sh", "-c", "echo $GITHUB_TOKEN"];
+        let mut command = exeat(dir.path(), &flags);
+        command.env("GITHUB_TOKEN", VALUE).env("XDG_STATE_HOME", state);
+        let ran = output(command).await;
+        assert!(ran.status.success());
+        (text(&ran.stdout), text(&ran.stderr))
+    };
+    let (one, other, file) = (dir.path().join("one"), dir.path().join("other"), dir.path().join("file"));
+    let (placeholder, words) = run(&one).await;
+    assert!(
+        placeholder.starts_with("ghp_") && !placeholder.contains(VALUE) && words.is_empty(),
+        "{placeholder} {words}"
+    );
+    assert_eq!(run(&one).await, (placeholder.clone(), String::new()));
+    assert_ne!(run(&other).await.0, placeholder, "of another user");
+    // Without a key, each is random.
+    fs::write(&file, "").unwrap();
+    let (first, words) = run(&file).await;
+    assert!(
+        words.contains("the next run will have other placeholders: ") && words.contains("placeholder.key"),
+        "{words}"
+    );
+    assert_ne!(run(&file).await.0, first);
+}
+
 /// The forms in which a key can be in an environment: a URL, a `.netrc`, a Basic field, JSON, and others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_in_another_form_does_not_reach_the_command() {
