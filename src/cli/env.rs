@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use super::terminal::{print, quoted, say};
 use super::{Exit, Shell, ca, paths};
 use crate::files;
+use crate::model::name::TaskName;
+use crate::policy::rule::Task;
 use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
@@ -50,7 +52,7 @@ const BUNDLE_VARIABLES: [&str; 14] = [
 /// The variables that add to a client's roots. They are set to the CA certificate.
 const EXTRA_CA_VARIABLES: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
 
-pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
+pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell, with_credentials: bool) -> Exit {
     let loaded = match paths::load_or_report(config) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
@@ -79,9 +81,25 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
         }
     };
     let scheme = if settings.proxy.tls.is_some() { "https" } else { "http" };
-    let variables = variables(&format!("{scheme}://{task}:{token}@{listen}"), &settings.interception.ca_cert, &bundle);
+    let url = format!("{scheme}://{task}:{token}@{listen}");
+    let fixed = variables(&url, &settings.interception.ca_cert, &bundle).into_iter();
+    let mut variables: Vec<(String, String)> = fixed.map(|(name, value)| (name.to_owned(), value)).collect();
+    if let Some(task) = loaded.policy.task(&TaskName::new(task)).filter(|_| with_credentials) {
+        let new = placeholders(task).filter(|(name, _)| variables.iter().all(|(known, _)| known != name));
+        variables.extend(new.collect::<Vec<_>>());
+    }
     print(format_for(&variables, shell));
     Exit::Done
+}
+
+/// Returns the placeholders of the task's credentials whose names can be names of variables.
+fn placeholders(task: &Task) -> impl Iterator<Item = (String, String)> {
+    let is_variable = |name: &str| {
+        !name.starts_with(|first: char| first.is_ascii_digit())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let credentials = task.credentials().iter().filter(move |credential| is_variable(credential.name().as_str()));
+    credentials.map(|credential| (credential.name().to_string(), credential.given_placeholder()))
 }
 
 /// Returns the environment variables that make a client use the proxy and trust its CA.
@@ -131,7 +149,7 @@ fn percent_encode(text: &str) -> String {
     })
 }
 
-fn format_for(variables: &[(&'static str, String)], shell: Shell) -> String {
+fn format_for(variables: &[(String, String)], shell: Shell) -> String {
     match shell {
         Shell::Sh => {
             let sets = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
@@ -144,7 +162,7 @@ fn format_for(variables: &[(&'static str, String)], shell: Shell) -> String {
         }
         Shell::Json => {
             let mut object: serde_json::Map<_, _> =
-                variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+                variables.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
             object.extend(NO_PROXY_VARIABLES.map(|name| (name.to_owned(), "".into())));
             format!("{:#}\n", serde_json::Value::Object(object))
         }
@@ -178,7 +196,7 @@ mod tests {
 
     #[test]
     fn values_survive_the_shell() {
-        let nasty = [("X", "it's $HOME `id` \\".to_owned())];
+        let nasty = [("X".to_owned(), "it's $HOME `id` \\".to_owned())];
         let script = format!("{}printf %s \"$X\"", format_for(&nasty, Shell::Sh));
         let out = std::process::Command::new("sh").arg("-c").arg(script).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&out.stdout), nasty[0].1);

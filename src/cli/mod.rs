@@ -69,7 +69,7 @@ enum Command {
     },
     /// Explain step by step how a request would be handled, without sending it
     Explain(explain::ExplainArgs),
-    /// Print the environment variables with which clients use the proxy and trust its CA
+    /// Print the environment variables with which clients use the proxy, trust its CA and name credentials
     Env {
         /// The task whose token is used
         #[arg(long, value_name = "TASK")]
@@ -77,6 +77,9 @@ enum Command {
         /// The output syntax
         #[arg(long, value_enum, default_value_t = Shell::Sh)]
         shell: Shell,
+        /// Do not print the placeholders of the task's credentials
+        #[arg(long)]
+        no_credentials: bool,
     },
     /// Create or show the interception CA, which clients must trust
     Ca {
@@ -210,7 +213,7 @@ pub fn main() -> ExitCode {
         Command::Demo => demo::run().into(),
         Command::Check { json, online } => check::run(config, json, online).into(),
         Command::Explain(args) => explain::run(config, &args).into(),
-        Command::Env { task, shell } => env::run(config, &task, shell).into(),
+        Command::Env { task, shell, no_credentials } => env::run(config, &task, shell, !no_credentials).into(),
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Execution(args) => execution::run(config, admin, &args).into(),

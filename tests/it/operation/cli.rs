@@ -148,6 +148,45 @@ async fn ca_and_env_print_client_settings() {
     assert_eq!(run(&["env", "--task", "nobody"]).status.code(), Some(1));
 }
 
+/// A client that reads its key from a variable sends the placeholder of the credential of that name.
+#[tokio::test]
+async fn env_names_the_credentials_of_the_task() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
+    let credential = |name: &str, host: &str, own: &str| {
+        format!("[credentials.{name}]\nauth_type = \"bearer\"\nvalue = \"env:K\"\ndomains = [\"{host}\"]\n{own}")
+    };
+    let credentials = [
+        credential("GITHUB_TOKEN", "a.test", "placeholder = \"ghp_exeat000000000000000000000000000000\"\n"),
+        credential("OTHER_1", "b.test", ""),
+        credential("not-a-variable", "c.test", ""),
+        credential("HTTPS_PROXY", "d.test", ""),
+        credential("OF_NO_TASK", "e.test", ""),
+    ];
+    let config = builder.config(&format!(
+        "[proxy]\nlisten = [\"127.0.0.1:3199\"]\n[integrations.all]\nallowed_domains = [\"*.test\"]\n{}[tasks.t]\n\
+         integrations = [\"all\"]\ncredentials = [\"GITHUB_TOKEN\", \"OTHER_1\", \"not-a-variable\", \"HTTPS_PROXY\"]\n",
+        credentials.concat()
+    ));
+    fs::write(dir.join("e.toml"), config).unwrap();
+    const KEY: &str = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+    let run = |flags: &[&str]| {
+        let mut command = exeat(dir, &[&["-c", "e.toml", "env", "--task", "t"], flags].concat());
+        let output = command.env("K", KEY).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let script = format!("{}printf '%s %s' \"$GITHUB_TOKEN\" \"$OTHER_1\"", run(&[]));
+    let shell = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(text(&shell.stdout), "ghp_exeat000000000000000000000000000000 ${secrets.OTHER_1}");
+    let json: serde_json::Value = serde_json::from_str(&run(&["--shell", "json"])).unwrap();
+    assert!(json["HTTPS_PROXY"].as_str().unwrap().starts_with("http://t:"), "{json}");
+    let without: serde_json::Value = serde_json::from_str(&run(&["--shell", "json", "--no-credentials"])).unwrap();
+    let added: Vec<_> = json.as_object().unwrap().keys().filter(|name| without.get(name).is_none()).collect();
+    assert_eq!(added, ["GITHUB_TOKEN", "OTHER_1"]);
+    assert!(!json.to_string().contains(KEY));
+}
+
 /// A daemon in a separate process.
 pub struct Served {
     pub child: Child,
