@@ -13,7 +13,7 @@
 //! * Once all bytes that can still belong to a match follow the last decoded escape, the view would find the same
 //!   matches as its parent. It *converges* and is dropped until the next escape.
 //! * The single-family views exist only from the second family on. Before that, they would equal the view in which all
-//!   families are decoded.
+//!   families are decoded. Once no match can reach back to the escapes of all families but one, they are dropped again.
 //!
 //! Every byte of a view carries its position in the stream, so a match in any view covers a range of the stream.
 
