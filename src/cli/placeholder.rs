@@ -144,8 +144,8 @@ impl PlaceholderCredential {
             // Keys this short are not fully redacted in responses, so an origin that echoes one would reveal it.
             return Err(invalid(format!("holds a key that is too short to protect: less than {MIN_KEY_LEN} bytes")));
         }
-        // The command can read the file of the key, and try out guesses of a weak value.
-        let key = key.filter(|_| Strength::of(password(&value)).is_strong());
+        // The command may read the file of the key, and try out guesses of the value as fast as it can.
+        let key = key.filter(|_| Strength::of(password(&value)).has_strong_halves());
         let bytes = |number| key.map_or_else(files::random, |key| key.derive(name, &value, number));
         let placeholder = make_placeholder(&value, &bytes).map_err(|error| wrong(&error.to_string()))?;
         let (auth_type, own) = match how.split_once(':') {
@@ -308,8 +308,8 @@ mod tests {
         make_placeholder(key.as_bytes(), &|_| files::random()).unwrap()
     }
 
-    /// The same user gets the same placeholder for the same name and key. Of a weak key it is random, because the command
-    /// could try out guesses.
+    /// The same user gets the same placeholder for the same name and key. Of a key that guesses might find it is random,
+    /// because the command could try them out.
     #[test]
     fn placeholders_of_strong_keys_are_stable() {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -319,17 +319,20 @@ mod tests {
             let credential = PlaceholderCredential::new(&flag, &|_| Some(value.to_owned()), Some(&key)).ok().unwrap();
             credential.placeholder().to_owned()
         };
-        let strong = format!("ghp_{}:{}", "16C7e42F292c6912E7710c838347Ae178B4a".repeat(3), "k7Qz2mXv9LpW4sVt6eRRu8Yb");
+        const PASSWORD: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb3NcG5JdF1HaK";
+        let strong = format!("ghp_{}:{PASSWORD}", "16C7e42F292c6912E7710c838347Ae178B4a".repeat(3));
         let usual = of(0, "KEY", &strong);
         assert_eq!(usual, of(0, "KEY", &strong));
         for other in [of(1, "KEY", &strong), of(0, "OTHER", &strong), of(0, "KEY", &strong.replace("7e", "8e"))] {
             let same = usual.chars().zip(other.chars()).filter(|(a, b)| a == b).count();
             assert!(same < usual.len() / 3, "{usual} {other}");
         }
-        let password = &usual[strong.len() - 24..];
-        assert!(!usual[..strong.len() - 24].contains(&password[..4]), "{usual}");
-        let weak = "Winter1987?";
-        assert_ne!(of(0, "KEY", weak), of(0, "KEY", weak));
+        let (user, password) = usual.split_at(strong.len() - PASSWORD.len());
+        assert!(!user.contains(&password[..4]), "{usual}");
+        for guessable in ["Winter1987?", "k7Qz2mXv9LpW4sVt6eRRu8Yb", "k7Qz2mXv9LpW4sVt6eRRu8YbWinterWinterWinterWinter"]
+        {
+            assert_ne!(of(0, "KEY", guessable), of(0, "KEY", guessable), "{guessable}");
+        }
         std::fs::write(dirs[0].path().join(KEY_FILE), "short").unwrap();
         let error = PlaceholderKey::read_or_create(dirs[0].path()).err().unwrap();
         assert!(error.to_string().ends_with("placeholder.key: is too short"), "{error}");

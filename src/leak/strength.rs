@@ -101,6 +101,13 @@ impl Strength {
     pub fn is_strong(self) -> bool {
         matches!(self, Self::Strong(_))
     }
+
+    /// Returns true if each half of the value is strong itself, which takes 32 bytes or more. Such a value cannot be found
+    /// by somebody who can try out guesses without asking the proxy, as fast as a computer can.
+    #[must_use]
+    pub fn has_strong_halves(self) -> bool {
+        matches!(self, Self::Strong(Halves { first: true, second: true, .. }))
+    }
 }
 
 /// Returns the minimum lengths of the starts of the value that count as a part of it, [`Halves::part`] and
