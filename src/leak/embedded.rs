@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use super::fold::{begins_escape, find_run, is_line_break};
+use super::fold::{begins_escape, byte_table, find_run, is_line_break};
 use super::index::Index;
 use super::matches::{Match, Matches, Partial};
 use super::stream::{ScanStream, complete_values};
@@ -372,20 +372,11 @@ fn sextet(byte: u8) -> u8 {
 }
 
 /// The flags of each byte, and its base64 value.
-#[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
-const KINDS: [u8; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0_u8;
-    while byte < u8::MAX {
-        table[byte as usize] = match value(byte) {
-            Some(sextet) => BASE64 | RUN | sextet,
-            None if begins_escape(byte) || is_line_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => RUN,
-            None => 0,
-        };
-        byte = byte.wrapping_add(1);
-    }
-    table
-};
+const KINDS: [u8; 256] = byte_table!(0, byte => match value(byte) {
+    Some(sextet) => BASE64 | RUN | sextet,
+    None if begins_escape(byte) || is_line_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => RUN,
+    None => 0,
+});
 
 /// Returns the value of a character of either base64 alphabet (RFC 4648 §4, §5).
 const fn value(byte: u8) -> Option<u8> {

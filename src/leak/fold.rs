@@ -3,6 +3,25 @@
 use memchr::memchr2;
 use zeroize::Zeroizing;
 
+/// Builds a table of a value for each byte while compiling. A table is faster than comparisons.
+macro_rules! byte_table {
+    ($empty:expr, $byte:ident => $value:expr) => {{
+        let mut table = [$empty; 256];
+        let mut index = 0;
+        #[expect(
+            clippy::indexing_slicing,
+            reason = "the index is less than the length, and this is done while compiling"
+        )]
+        while index < table.len() {
+            let $byte = index as u8;
+            table[index] = $value;
+            index = index.wrapping_add(1);
+        }
+        table
+    }};
+}
+pub(super) use byte_table;
+
 /// The folded line break. It is skipped everywhere, because no value contains one and encoders break lines at any
 /// column.
 pub(super) const SKIPPED: u8 = b'\n';
@@ -121,16 +140,7 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
 }
 
 /// Line breaks and the first bytes of code points that may be ignorable.
-#[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
-const MAY_BE_SKIPPED: [bool; 256] = {
-    let mut table = [false; 256];
-    let mut byte = 0_u8;
-    while byte < u8::MAX {
-        table[byte as usize] = is_line_break(byte) || begins_ignorable(byte);
-        byte = byte.wrapping_add(1);
-    }
-    table
-};
+const MAY_BE_SKIPPED: [bool; 256] = byte_table!(false, byte => is_line_break(byte) || begins_ignorable(byte));
 
 /// The number of bytes that are tested together.
 const BLOCK: usize = 16;
@@ -187,6 +197,18 @@ pub(super) fn without_ignorable(text: &[u8]) -> Zeroizing<Vec<u8>> {
 mod tests {
     use super::*;
 
+    /// A block with such a byte is never passed over, wherever the byte is and whatever follows it.
+    #[test]
+    fn the_test_of_a_block_knows_all_bytes_that_may_be_skipped() {
+        for byte in 0..=u8::MAX {
+            for at in 0..BLOCK {
+                let mut block = [b'x'; BLOCK + 1];
+                (block[at], block[at + 1]) = (byte, 0x80);
+                assert_eq!(may_have_skipped(&block), is_line_break(byte) || begins_ignorable(byte), "{byte:x} {at}");
+            }
+        }
+    }
+
     /// Compares with the ranges that Unicode lists for the property.
     #[test]
     fn ignorable_code_points_match_unicode() {
@@ -220,6 +242,9 @@ mod tests {
                     assert_eq!(incomplete_ignorable_len(&text), cut, "{:x}", u32::from(c));
                 }
                 assert_eq!(next_skipped(&[b"x\xe2", bytes].concat(), false), Some((2, bytes.len())));
+                // Texts of more than one block are tested with vectors first.
+                let text = [&[b'x'; BLOCK + 5], bytes, &[b'x'; BLOCK]].concat();
+                assert_eq!(next_skipped(&text, false), Some((BLOCK + 5, bytes.len())), "{:x}", u32::from(c));
             }
         }
         assert_eq!(

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use super::encodings::MIN_VALUE;
-use super::fold::find_run;
+use super::fold::{byte_table, find_run};
 use super::index::Index;
 use super::matches::{Match, Matches, Partial};
 use super::stream::{ScanStream, complete_values};
@@ -290,18 +290,10 @@ fn is_list_byte(byte: u8) -> bool {
     LIST_BYTES.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
-/// The bytes that lists consist of. A table is faster than comparisons.
-#[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
-const LIST_BYTES: [bool; 256] = {
-    let mut table = [false; 256];
-    let mut byte = 0_u8;
-    while byte < u8::MAX {
-        table[byte as usize] =
-            byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separator(byte, 16);
-        byte = byte.wrapping_add(1);
-    }
-    table
-};
+/// The bytes that lists consist of.
+const LIST_BYTES: [bool; 256] = byte_table!(false, byte => {
+    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separator(byte, 16)
+});
 
 #[cfg(test)]
 mod tests {
