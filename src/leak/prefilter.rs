@@ -9,7 +9,9 @@
 //! seven right bytes cost as much as seven wrong ones. A candidate costs one hash over a fixed number of bytes: nothing
 //! differs until all bytes of a pattern are right, or the first [`REGION`] bytes of a longer one. Whether the table has
 //! a group is measurable, so windows avoid the start of a pattern, which may be public. The table and the hashes are
-//! keyed and the windows are chosen at random, so that texts cannot be prepared for them.
+//! keyed and the windows are chosen at random, so that texts cannot be prepared for them. After a whole right group, the
+//! text is kept for the next search from the start of the pattern on, and otherwise only as far back as a window may be
+//! incomplete.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
@@ -82,16 +84,7 @@ impl Prefilter {
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
-        let stride = if width == WIDE {
-            // A stride that [`Self::find_wide`] is compiled for.
-            match shortest.saturating_sub(KNOWN_PREFIX).saturating_sub(MIN_UNKNOWN.saturating_sub(1)) {
-                0..4 => 2,
-                4..8 => 4,
-                _ => MAX_STRIDE,
-            }
-        } else {
-            shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE)
-        };
+        let stride = stride_for(shortest, width);
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
         let hasher = RandomState::new();
@@ -325,6 +318,19 @@ impl Prefilter {
     /// Returns the number of bytes from one probe to the next.
     pub(super) fn stride(&self) -> usize {
         self.stride
+    }
+}
+
+/// Returns the stride for a length of the shortest pattern and a width of groups.
+fn stride_for(shortest: usize, width: usize) -> usize {
+    if width != WIDE {
+        return shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE);
+    }
+    // A stride that [`Prefilter::find_wide`] is compiled for.
+    match shortest.saturating_sub(KNOWN_PREFIX).saturating_sub(MIN_UNKNOWN.saturating_sub(1)) {
+        0..4 => 2,
+        4..8 => 4,
+        _ => MAX_STRIDE,
     }
 }
 

@@ -32,6 +32,10 @@ impl EscapeFamilies {
     const REFERENCE: Self = Self(4);
     /// All families.
     pub(super) const ALL: Self = Self(7);
+    /// All families but one.
+    const WITHOUT_PERCENT: Self = Self::ALL.without(Self::PERCENT);
+    const WITHOUT_BACKSLASH: Self = Self::ALL.without(Self::BACKSLASH);
+    const WITHOUT_REFERENCE: Self = Self::ALL.without(Self::REFERENCE);
     /// Each family by itself.
     pub(super) const EACH: [Self; 3] = [Self::PERCENT, Self::BACKSLASH, Self::REFERENCE];
 
@@ -59,6 +63,10 @@ impl EscapeFamilies {
         Self(self.0 | other.0)
     }
 
+    const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Returns true for two or three families.
     pub(super) fn is_mixed(self) -> bool {
         self.0.count_ones() > 1
@@ -69,7 +77,7 @@ impl EscapeFamilies {
         let mut found = Self::default();
         let mut at = Some(0);
         // Most texts have no escapes, or those of one family. Those of a family that was found are not searched for again.
-        while let Some(next) = at.and_then(|at| Self(Self::ALL.0 & !found.0).find_in(text, at)) {
+        while let Some(next) = at.and_then(|at| Self::ALL.without(found).find_in(text, at)) {
             found = found.union(text.get(next).map(|byte| Self::of_byte(*byte)).unwrap_or_default());
             at = (found != Self::ALL).then_some(next);
         }
@@ -331,9 +339,9 @@ pub(super) fn find_candidate(text: &[u8], families: EscapeFamilies) -> Option<us
         EscapeFamilies::PERCENT => memchr_iter(b'%', text).find(is_likely),
         EscapeFamilies::BACKSLASH => memchr_iter(b'\\', text).find(is_likely),
         EscapeFamilies::REFERENCE => memchr_iter(b'&', text).find(is_likely),
-        EscapeFamilies(3) => memchr2_iter(b'%', b'\\', text).find(is_likely),
-        EscapeFamilies(5) => memchr2_iter(b'%', b'&', text).find(is_likely),
-        EscapeFamilies(6) => memchr2_iter(b'\\', b'&', text).find(is_likely),
+        EscapeFamilies::WITHOUT_REFERENCE => memchr2_iter(b'%', b'\\', text).find(is_likely),
+        EscapeFamilies::WITHOUT_BACKSLASH => memchr2_iter(b'%', b'&', text).find(is_likely),
+        EscapeFamilies::WITHOUT_PERCENT => memchr2_iter(b'\\', b'&', text).find(is_likely),
         _ => memchr3_iter(b'%', b'\\', b'&', text).find(is_likely),
     }
 }
