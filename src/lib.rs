@@ -27,6 +27,7 @@ pub mod audit;
 pub mod cli;
 pub mod coding;
 pub mod daemon;
+mod fair_queue;
 pub mod files;
 pub mod flow;
 mod group_commit;

@@ -17,6 +17,8 @@ use tokio::sync::futures::Notified;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::fair_queue::FairQueue;
+
 /// Unidentified connections may hold the total number of slots divided by this.
 const UNIDENTIFIED_DIVISOR: usize = 5;
 /// One source may hold half of the unidentified slots, or this many if half of them are fewer.
@@ -63,7 +65,14 @@ struct State {
     next: u64,
     /// In the order of admission.
     unidentified: BTreeMap<u64, Unidentified>,
-    by_source: HashMap<Source, BTreeSet<u64>>,
+    by_source: HashMap<Source, OfSource>,
+}
+
+/// The unidentified connections of one source.
+#[derive(Default)]
+struct OfSource {
+    ids: BTreeSet<u64>,
+    queue: Arc<FairQueue>,
 }
 
 struct Unidentified {
@@ -93,6 +102,8 @@ pub(crate) struct Slot {
     deadline: Instant,
     evicted: CancellationToken,
     identified: AtomicBool,
+    /// The queue of the source's unidentified connections.
+    queue: Arc<FairQueue>,
 }
 
 impl From<IpAddr> for Source {
@@ -143,7 +154,7 @@ impl Admission {
     pub(crate) fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
         let now = Instant::now();
         let mut state = self.lock();
-        let own = state.by_source.get(&source).filter(|ids| ids.len() >= self.max_per_source);
+        let own = state.by_source.get(&source).map(|of| &of.ids).filter(|ids| ids.len() >= self.max_per_source);
         let (own, of_source) = (own.and_then(BTreeSet::first).copied(), own.is_some());
         let is_full = state.held >= self.total;
         if is_full && state.evicted > 0 {
@@ -163,10 +174,10 @@ impl Admission {
                 return Err(Full::Evicting);
             }
         }
-        let (id, evicted) = state.add(source, now);
+        let (id, evicted, queue) = state.add(source, now);
         drop(state);
         let deadline = now + self.lifetime;
-        Ok(Slot { admission: self.clone(), id, deadline, evicted, identified: AtomicBool::new(false) })
+        Ok(Slot { admission: self.clone(), id, deadline, evicted, identified: AtomicBool::new(false), queue })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -176,21 +187,22 @@ impl Admission {
 }
 
 impl State {
-    fn add(&mut self, source: Source, since: Instant) -> (u64, CancellationToken) {
+    fn add(&mut self, source: Source, since: Instant) -> (u64, CancellationToken, Arc<FairQueue>) {
         let (id, evict) = (self.next, CancellationToken::new());
         self.next = self.next.wrapping_add(1);
         self.held = self.held.saturating_add(1);
         self.unidentified.insert(id, Unidentified { source, since, evict: evict.clone() });
-        self.by_source.entry(source).or_default().insert(id);
-        (id, evict)
+        let of_source = self.by_source.entry(source).or_default();
+        of_source.ids.insert(id);
+        (id, evict, of_source.queue.clone())
     }
 
     /// Removes a connection from the unidentified ones. Returns `None` if it is not one of them.
     fn remove(&mut self, id: u64) -> Option<Unidentified> {
         let found = self.unidentified.remove(&id)?;
-        if let Some(ids) = self.by_source.get_mut(&found.source) {
-            ids.remove(&id);
-            if ids.is_empty() {
+        if let Some(of) = self.by_source.get_mut(&found.source) {
+            of.ids.remove(&id);
+            if of.ids.is_empty() {
                 self.by_source.remove(&found.source);
             }
         }
@@ -232,6 +244,11 @@ impl Slot {
     /// Returns the time at which the connection is closed unless it is identified, or `None` if it is.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.is_identified()).then_some(self.deadline)
+    }
+
+    /// Returns the queue for the connection's task until it is identified.
+    pub(crate) fn queue(&self) -> &Arc<FairQueue> {
+        &self.queue
     }
 
     /// Returns when the connection is evicted.

@@ -24,6 +24,7 @@ use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
 use crate::audit::finds::Finds;
 use crate::audit::sink::{LogLocation, Sink, Written};
+use crate::fair_queue::FairQueue;
 use crate::files;
 use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
@@ -35,6 +36,7 @@ use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::source;
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
+use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::stages::throttle::Throttle;
 use crate::tls::authority::Authority;
@@ -284,6 +286,7 @@ fn services(
     let connection_setup = ConnectionSetup::new(&settings.proxy)?;
     let caller_connections =
         Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
+    let queues = Arc::<PerExecution<FairQueue>>::default();
     let services = Services {
         listeners,
         connection_setup,
@@ -295,7 +298,9 @@ fn services(
             settings.upstream.connect_timeout,
             settings.proxy.handshake_timeout,
             &descriptors,
+            queues.clone(),
         ),
+        queues,
         policies,
         authority,
         audit,

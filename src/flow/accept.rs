@@ -20,6 +20,7 @@ use super::listener::{Accepted, Listener, Opened};
 use super::respond;
 use crate::admission::Slot;
 use crate::admission::queue::{AcceptQueue, QueueStep};
+use crate::fair_queue::Membership;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail};
 use crate::policy::plan::Timeouts;
@@ -57,7 +58,9 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<
 fn handle_step(services: &Arc<Services>, step: QueueStep<Accepted>, response_permits: &Arc<Semaphore>) {
     match step {
         QueueStep::Serve(accepted, slot) => {
-            services.tracker.spawn(serve(services.clone(), accepted, slot.into()));
+            let member = slot.queue().member();
+            let served = serve(services.clone(), accepted, slot.into(), member.clone());
+            services.tracker.spawn(member.run(served));
         }
         QueueStep::Close(accepted) => record_eviction(services, &services.connection_setup.peer(&accepted)),
         QueueStep::Refuse(accepted) => {
@@ -79,17 +82,17 @@ fn record_eviction(services: &Services, peer: &Peer) {
 }
 
 /// Serves a connection until it ends, loses its slot, or the daemon aborts.
-async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>) {
+async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>, member: Membership) {
     let peer = services.connection_setup.peer(&accepted);
     tokio::select! {
         () = services.abort.cancelled() => {}
         () = slot.evicted() => record_eviction(&services, &peer),
         () = slot.overdue() => {}
-        () = serve_connection(&services, accepted, &slot) => {}
+        () = serve_connection(&services, accepted, &slot, member) => {}
     }
 }
 
-async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) {
+async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>, member: Membership) {
     let peer = services.connection_setup.peer(&accepted);
     let deadline = Instant::now() + services.settings.proxy.handshake_timeout;
     let deadline = slot.deadline().map_or(deadline, |slot_deadline| slot_deadline.min(deadline));
@@ -108,6 +111,7 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
         peer,
         connection_slots: ConnectionSlots::default(),
         slot: slot.clone(),
+        member,
         watch,
         unidentified: AtomicU32::new(0),
     };

@@ -9,6 +9,7 @@ use super::disconnect::DisconnectWatch;
 use super::io::WriteTimeout;
 use super::listener::Stream;
 use crate::admission::Slot;
+use crate::fair_queue::Membership;
 use crate::model::peer::Peer;
 
 /// The socket of a client connection, with a write timeout.
@@ -22,6 +23,8 @@ pub(super) struct Client {
     pub(super) connection_slots: ConnectionSlots,
     /// Held until the connection and every tunnel on it have ended.
     pub(super) slot: Arc<Slot>,
+    /// The task of the connection. Its owner is the source, and the caller once it is identified.
+    pub(super) member: Membership,
     pub(super) watch: DisconnectWatch,
     /// Consecutive requests without a known caller.
     pub(super) unidentified: AtomicU32,
@@ -40,6 +43,11 @@ impl Client {
             return false;
         }
         self.unidentified.fetch_add(1, Ordering::Relaxed) >= MAX_UNIDENTIFIED - 1
+    }
+
+    /// Spawns a tunnel of the client. It has the same owner as the connection.
+    pub(super) fn spawn(&self, tunnel: impl Future<Output = ()> + Send + 'static) {
+        self.services.tracker.spawn(self.member.queue().run(tunnel));
     }
 
     /// Returns once the client has disconnected. Work for the client ends then, because no response can reach it.

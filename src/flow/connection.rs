@@ -86,8 +86,7 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
             gate.accept_upgrade();
             record.keep_line();
             let established = respond::established(&record);
-            let client = client.clone();
-            services.tracker.spawn(tunnel.run_until_cancelled(client, record));
+            client.spawn(tunnel.run_until_cancelled(client.clone(), record));
             established
         }
         Err(refusal) if is_last => respond::last(respond::refusal(services, refusal, record)),
@@ -130,6 +129,7 @@ async fn handle(
     prepare(&policy, &caller).await;
     record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
     slot?;
+    client.member.move_to(&services.queues.of(caller.execution()));
     if !is_admitted {
         return Err(Fail::Overloaded.into());
     }

@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::audit::sink::Sink;
+use crate::fair_queue::FairQueue;
 use crate::ledger::Ledger;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
@@ -35,6 +36,7 @@ use crate::policy::settings::{ListenAt, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::body_budget::Budget;
 use crate::stages::forward::Forwarder;
+use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::Resolver;
 use crate::stages::throttle::Throttle;
 use crate::tls::authority::Authority;
@@ -71,6 +73,8 @@ pub struct Services {
     pub(crate) webhook_prechecks: webhooks::WebhookPrechecks,
     /// The connection counts of the callers.
     pub(crate) caller_connections: Arc<caller_connections::CallerConnections>,
+    /// The queues for the tasks of each execution.
+    pub(crate) queues: Arc<PerExecution<FairQueue>>,
     /// Cancelled when the daemon starts to stop. No new requests are served.
     pub drain: CancellationToken,
     /// Cancelled when the drain timeout has passed. Open exchanges are aborted.

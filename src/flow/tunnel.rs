@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Parts};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Handle;
@@ -31,6 +31,7 @@ use super::respond::{self, AnswerBody};
 use super::server_names::ServerNames;
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
+use crate::fair_queue::FairExecutor;
 use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
@@ -369,7 +370,7 @@ impl InnerServer {
         // The reservation is held until the connection ends.
         let window = inner.reserve_window();
         let io = TokioIo::new(MarkTrailers::requests(io));
-        let connection = h2(&inner.client.services, window.is_some()).serve_connection(io, service);
+        let connection = h2(&inner.client, window.is_some()).serve_connection(io, service);
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = &mut connection => ended,
@@ -569,10 +570,10 @@ impl Drop for CallSettlement<'_> {
 
 /// Returns the HTTP/2 server, with small windows and buffers unless memory for large ones is reserved. hyper and h2
 /// enforce the limits against rapid reset and similar attacks.
-fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
+fn h2(client: &Client, has_room: bool) -> http2::Builder<FairExecutor> {
     let (stream, connection, send) = if has_room { (256 * 1024, CONNECTION_WINDOW, 256 * 1024) } else { SMALL_WINDOWS };
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    let head = u32::try_from(services.settings.proxy.max_head_bytes).unwrap_or(64_000);
+    let mut builder = http2::Builder::new(FairExecutor(client.member.queue()));
+    let head = u32::try_from(client.services.settings.proxy.max_head_bytes).unwrap_or(64_000);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(100)

@@ -68,9 +68,8 @@ pub(super) fn respond(
     let answer = respond::switched(services, response, &record);
     // Boxed, because the waiting for the abort holds the future twice.
     let relay = Box::pin(relay(client.clone(), pending, accepted, record));
-    let client = client.clone();
-    services.tracker.spawn(async move {
-        let abort = client.services.abort.clone();
+    let abort = services.abort.clone();
+    client.spawn(async move {
         abort.run_until_cancelled(relay).await;
     });
     answer

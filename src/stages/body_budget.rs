@@ -59,7 +59,7 @@ struct ExecutionWindows {
 
 impl ExecutionWindows {
     fn of(&self, execution: &ExecutionId) -> Arc<WindowPool> {
-        self.shares.of(execution, || self.all.share())
+        self.shares.of_or(execution, || self.all.share())
     }
 }
 

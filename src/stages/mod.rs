@@ -10,7 +10,7 @@ pub mod inspect;
 pub mod limit;
 pub mod message;
 pub mod parse;
-mod per_execution;
+pub(crate) mod per_execution;
 pub mod pin;
 pub(crate) mod scan_limit;
 mod sharded;

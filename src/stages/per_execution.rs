@@ -10,7 +10,7 @@ use crate::model::name::ExecutionId;
 const MAX_UNUSED: usize = 256;
 
 /// The values of all executions.
-pub(super) struct PerExecution<T> {
+pub(crate) struct PerExecution<T> {
     executions: Sharded<HashMap<ExecutionId, Weak<T>>>,
 }
 
@@ -20,9 +20,16 @@ impl<T> Default for PerExecution<T> {
     }
 }
 
+impl<T: Default> PerExecution<T> {
+    /// Returns the value of an execution, and creates the default one if nobody has it.
+    pub(crate) fn of(&self, execution: &ExecutionId) -> Arc<T> {
+        self.of_or(execution, Arc::default)
+    }
+}
+
 impl<T> PerExecution<T> {
     /// Returns the value of an execution, and creates it if nobody has it.
-    pub(super) fn of(&self, execution: &ExecutionId, create: impl FnOnce() -> Arc<T>) -> Arc<T> {
+    pub(super) fn of_or(&self, execution: &ExecutionId, create: impl FnOnce() -> Arc<T>) -> Arc<T> {
         let mut shard = self.executions.lock(execution);
         if let Some(known) = shard.get(execution).and_then(Weak::upgrade) {
             return known;
@@ -43,7 +50,7 @@ mod tests {
     #[test]
     fn values_are_shared_within_an_execution_and_removed_when_unused() {
         let values = PerExecution::<u32>::default();
-        let of = |execution: &str, value: u32| values.of(&ExecutionId::new(execution), || Arc::new(value));
+        let of = |execution: &str, value: u32| values.of_or(&ExecutionId::new(execution), || Arc::new(value));
         let one = of("one", 1);
         assert!(Arc::ptr_eq(&one, &of("one", 2)) && *of("other", 3) == 3);
         drop(one);

@@ -65,7 +65,7 @@ impl ScanLimits {
 
     /// Returns the limit of an execution.
     pub(super) fn of(&self, execution: &ExecutionId) -> ScanLimit {
-        ScanLimit(self.executions.of(execution, || Arc::new(Shared::new(self.per_execution))))
+        ScanLimit(self.executions.of_or(execution, || Arc::new(Shared::new(self.per_execution))))
     }
 }
 

@@ -19,7 +19,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -48,6 +48,7 @@ use super::scan_limit::ScanLimit;
 use super::socket_quota::SocketQuota;
 use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
+use crate::fair_queue::{FairExecutor, FairQueue};
 use crate::leak::Matcher;
 use crate::model::descriptors::{self, Descriptors};
 use crate::model::limited::ExchangeLimit;
@@ -57,6 +58,7 @@ use crate::model::target::Scheme;
 use crate::model::tls::TlsFailure;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::Mode;
+use crate::stages::per_execution::PerExecution;
 use crate::tls::failure;
 use crate::tls::probe::CertificateReport;
 use crate::tls::upstream::{self, RootsError, UpstreamTls};
@@ -82,6 +84,8 @@ pub struct Forwarder {
     windows: Arc<Budget>,
     /// Limits sockets to origins.
     sockets: Arc<SocketQuota>,
+    /// The queues for the tasks of connections.
+    queues: Arc<PerExecution<FairQueue>>,
     connect_timeout: Duration,
     handshake_timeout: Duration,
 }
@@ -171,11 +175,12 @@ impl OriginResponse {
 impl Forwarder {
     /// Creates a forwarder, and spawns the task that sweeps its pool while the forwarder lives.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         tls: UpstreamTls,
         connect_timeout: Duration,
         handshake_timeout: Duration,
         descriptors: &Descriptors,
+        queues: Arc<PerExecution<FairQueue>>,
     ) -> Self {
         let pool = Arc::new(Pool::default());
         let swept = Arc::downgrade(&pool);
@@ -188,7 +193,7 @@ impl Forwarder {
         });
         let windows = Arc::new(Budget::new(WINDOWS_PER_EXECUTION, WINDOWS_PER_PROCESS));
         let sockets = SocketQuota::new(descriptors.origins, descriptors.origins_each);
-        Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
+        Self { tls, pool, windows, sockets, queues, connect_timeout, handshake_timeout }
     }
 
     /// Reloads the certificate revocation lists. If they have changed, earlier connections are not reused for new
@@ -387,10 +392,11 @@ impl Forwarder {
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
         let tcp = EarlyAnswer::new(tcp);
+        let queue = self.queues.of(execution);
         let handshake = async {
             match pinned.target().scheme() {
-                Scheme::Http => h1(tcp).await,
-                Scheme::Https => self.over_tls(tcp, &key, (pinned, upgrades), record).await,
+                Scheme::Http => h1(tcp, &queue).await,
+                Scheme::Https => self.over_tls(tcp, (&key, &queue), (pinned, upgrades), record).await,
             }
         };
         let sender = timeout(self.handshake_timeout, handshake).await;
@@ -401,7 +407,7 @@ impl Forwarder {
     async fn over_tls(
         &self,
         tcp: EarlyAnswer<OriginStream>,
-        key: &Key,
+        (key, queue): (&Key, &Arc<FairQueue>),
         (pinned, upgrades): (&PinnedTarget, bool),
         record: &mut Record,
     ) -> Verdict<Sender> {
@@ -410,10 +416,10 @@ impl Forwarder {
         let handshake = TlsConnector::from(config).connect(name, tcp);
         let tls = handshake.await.map_err(|error| handshake_failed(&error, record))?;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
-            return h1(tls).await;
+            return h1(tls, queue).await;
         }
         let windows = u64::from(STREAM_WINDOW).saturating_mul(MAX_STREAMS as u64);
-        h2(tls, self.windows.reserve_for(key.execution(), windows)).await
+        h2(tls, queue, self.windows.reserve_for(key.execution(), windows)).await
     }
 }
 
@@ -426,7 +432,7 @@ fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
     record.tls_failed(failure)
 }
 
-async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
+async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, queue: &Arc<FairQueue>) -> Verdict<Sender> {
     let io = WriteProgress::h1(io);
     let traffic = io.traffic();
     let io = LateTrailers::new(io);
@@ -438,17 +444,21 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    let task = Task::run(connection.with_upgrades().map(drop));
+    let task = Task::run(queue, connection.with_upgrades().map(drop));
     Ok(Sender::h1(sender, traffic, announced, task))
 }
 
 /// Uses small windows if the budget has no room for large ones.
-async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
+async fn h2(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    queue: &Arc<FairQueue>,
+    windows: Option<Reservation>,
+) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = WriteProgress::h2(io);
     let traffic = io.traffic();
     let io = MarkTrailers::responses(io);
-    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+    let (sender, connection) = http2::Builder::new(FairExecutor(queue.clone()))
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
         .initial_connection_window_size(window * MAX_STREAMS as u32)
@@ -464,7 +474,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let connection = Arc::new(Mutex::new(connection));
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| it.lock().current_max_send_streams()));
-    let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *connection.lock()).poll(cx)).map(drop));
+    let task = Task::run(queue, std::future::poll_fn(move |cx| Pin::new(&mut *connection.lock()).poll(cx)).map(drop));
     Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
 }
 

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::write_progress::Traffic;
+use crate::fair_queue::FairQueue;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
 use crate::stages::body_budget::Reservation;
@@ -94,13 +95,13 @@ pub(crate) struct Task {
 
 impl Task {
     /// Spawns the task of a connection.
-    pub(crate) fn run(connection: impl Future<Output = ()> + Send + 'static) -> Self {
+    pub(crate) fn run(queue: &Arc<FairQueue>, connection: impl Future<Output = ()> + Send + 'static) -> Self {
         let ended = CancellationToken::new();
         let guard = ended.clone().drop_guard();
-        let task = tokio::spawn(async move {
+        let task = tokio::spawn(queue.run(async move {
             connection.await;
             drop(guard);
-        });
+        }));
         Self { _task: AbortOnDropHandle::new(task), ended }
     }
 }

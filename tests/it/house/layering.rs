@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 18] = [
-    ("admission", &[]),
+const LAYERS: [(&str, &[&str]); 19] = [
+    ("fair_queue", &[]),
+    ("admission", &["fair_queue"]),
     ("files", &[]),
     ("group_commit", &[]),
     ("terminal", &[]),
@@ -17,10 +18,26 @@ const LAYERS: [(&str, &[&str]); 18] = [
     ("tls", &["model", "files"]),
     ("audit", &["model", "leak", "files", "group_commit"]),
     ("ledger", &["model", "files", "group_commit"]),
-    ("stages", &["model", "coding", "leak", "policy", "tls", "audit", "ledger"]),
-    ("flow", &["model", "policy", "tls", "audit", "ledger", "stages", "files", "admission"]),
+    ("stages", &["model", "coding", "leak", "policy", "tls", "audit", "ledger", "fair_queue"]),
+    ("flow", &["model", "policy", "tls", "audit", "ledger", "stages", "files", "admission", "fair_queue"]),
     ("api", &["model", "policy", "vault", "audit", "ledger", "flow", "daemon", "files", "admission"]),
-    ("daemon", &["model", "policy", "vault", "tls", "audit", "ledger", "stages", "flow", "api", "files", "admission"]),
+    (
+        "daemon",
+        &[
+            "model",
+            "policy",
+            "vault",
+            "tls",
+            "audit",
+            "ledger",
+            "stages",
+            "flow",
+            "api",
+            "files",
+            "admission",
+            "fair_queue",
+        ],
+    ),
     ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "daemon", "files", "terminal"]),
     ("tool", &["model", "terminal", "admission"]),
 ];

@@ -1,6 +1,7 @@
 //! Limits on calls, memory and connections, and the cost of calls.
 
 pub mod between_tenants;
+pub mod busy_connections;
 pub mod credits;
 pub mod executions;
 pub mod memory;
