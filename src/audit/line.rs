@@ -45,6 +45,9 @@ pub struct Line {
     pub path: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credential_used: Option<String>,
+    /// The placeholder for which the request was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placeholder: Option<PlaceholderPlace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<LineVerdict>,
     /// The number of requests that a counted line stands for, in all and by code.
@@ -91,6 +94,54 @@ pub struct Line {
     pub latency_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credits: Option<f64>,
+}
+
+/// A placeholder that is not replaced where it stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceholderPlace {
+    /// The name of the credential.
+    pub credential: String,
+    /// `header:NAME` or `query:NAME`.
+    pub place: String,
+    /// Why it is not replaced.
+    pub reason: Misplaced,
+}
+
+/// The reason why a placeholder is not replaced where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Misplaced {
+    /// There is other text beside it.
+    BesideText,
+    /// It is in the name of a parameter.
+    InName,
+    /// It is within an escape, or behind a text that could be one.
+    InEscape,
+    /// The credential is not sent in this field or parameter.
+    OtherPlace,
+    /// The credential is not bound to the destination.
+    OtherHost,
+    /// There is another placeholder in the same place, or the field or parameter is repeated.
+    Repeated,
+    /// A reason of a newer version.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Misplaced {
+    /// Returns the reason as the end of a sentence.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::BesideText => "beside other text",
+            Self::InName => "in the name of a parameter",
+            Self::InEscape => "within an escape",
+            Self::OtherPlace => "where it is not replaced",
+            Self::OtherHost => "sent to a host that the credential is not bound to",
+            Self::Repeated => "beside another placeholder, or the field is repeated",
+            Self::Unknown => "where it cannot be replaced",
+        }
+    }
 }
 
 /// A text that is constant when it is written.

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::finds::{FindReporter, Finds};
 use super::flood::{self, Source};
-use super::line::{Event, Line, LineVerdict};
+use super::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use super::progress::TransferCounts;
 use super::sink::{Announce, Keep, Sink, SinkError};
 use super::timestamp;
@@ -30,6 +30,8 @@ use crate::model::unique_id;
 const REDACTED: &str = "[redacted]";
 /// The maximum length of a logged method and path, in characters.
 const MAX_METHOD: usize = 64;
+/// The maximum length of the place of a placeholder, in bytes.
+const MAX_PLACE: usize = 80;
 const MAX_PATH: usize = 2048;
 /// The maximum length of an unauthenticated caller's path, in characters. Such lines must not fill the disk.
 const MAX_UNAUTHENTICATED_PATH: usize = 256;
@@ -83,6 +85,8 @@ pub struct Record {
     code: Option<&'static str>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
+    /// The place of a placeholder for which the request is refused, as sent.
+    placeholder_place: Option<String>,
     /// The task and execution that finds are counted for.
     caller: Option<(TaskName, ExecutionId)>,
     /// The network of the peer, for callers that are not authenticated.
@@ -134,6 +138,7 @@ impl Record {
             call: None,
             code: None,
             about: None,
+            placeholder_place: None,
             caller: None,
             peer_network: peer.network(),
             found: false,
@@ -239,12 +244,14 @@ impl Record {
         own.find(method.as_bytes()).is_none().then(|| cut(method, MAX_METHOD))
     }
 
-    /// Finds one of the caller's own values in what a refusal shows of the request without them: the host, and of a tool
-    /// call also the rest of the URL and the method.
+    /// Finds one of the caller's own values in what a refusal shows of the request without them: the host, the place of
+    /// a placeholder, and of a tool call also the rest of the URL and the method.
     #[must_use]
     pub fn own_in_refused(&self, own: &Matcher) -> Option<Finding> {
         let host = self.requested_host.as_deref()?;
-        own.find_in_name(host).or_else(|| {
+        let place = self.placeholder_place.as_deref().unwrap_or_default();
+        let in_place = || own.find(place.as_bytes()).or_else(|| own.find_in_name(place));
+        own.find_in_name(host).or_else(in_place).or_else(|| {
             let RequestTarget { method, path } = self.call.as_ref()?;
             let path = path.as_ref()?;
             let whole = self.line.url_of(host, path);
@@ -332,6 +339,26 @@ impl Record {
         self.rule(format!("{name}: {why}"));
         self.about = Some(name.clone());
         deny.into()
+    }
+
+    /// Returns a refusal of a placeholder of one of the task's own credentials, and records the place in which it stood:
+    /// `header:NAME` or `query:NAME`.
+    pub fn refused_placeholder(&mut self, name: &CredentialName, place: &str, reason: Misplaced) -> Refusal {
+        // The name in it is text of the client.
+        let logged = cut(&self.redact(place), MAX_PLACE);
+        self.rule(format!("{name}: its placeholder is in {logged}, {}", reason.text()));
+        self.about = Some(name.clone());
+        self.line.placeholder = Some(PlaceholderPlace { credential: name.to_string(), place: logged, reason });
+        self.placeholder_place = Some(place.to_owned());
+        Deny::CredentialNotBound.into()
+    }
+
+    /// Returns the place of the placeholder for which the request is refused, for the caller. Returns `None` if it contains one
+    /// of the caller's own values.
+    #[must_use]
+    pub fn place_without(&self, own: &Matcher) -> Option<&str> {
+        let place = self.placeholder_place.as_deref().filter(|place| place.len() <= MAX_PLACE)?;
+        (own.find(place.as_bytes()).is_none() && own.find_in_name(place).is_none()).then_some(place)
     }
 
     /// Returns a refusal because the task has no credential with this name. A plausible name is recorded. A

@@ -21,6 +21,8 @@ use crate::policy::rule::Task;
 
 /// The minimum length of a key, in bytes. A shorter placeholder could occur in unrelated text.
 const MIN_KEY_LEN: usize = 8;
+/// The longest name of a variable that an error shows, in bytes.
+const MAX_SHOWN_NAME: usize = 40;
 /// The maximum length, in bytes, of the public prefix that identifies the kind of a key.
 const MAX_PREFIX_LEN: usize = 16;
 /// Known public prefixes that do not end with a separator.
@@ -112,21 +114,25 @@ impl HiddenKey {
 }
 
 impl PlaceholderCredential {
-    /// Parses `NAME=HOW@HOST` and reads the value from the variable NAME. Without a key, the placeholder is random.
+    /// Parses `NAME@HOST` or `NAME=HOW@HOST` and reads the value from the variable NAME. Without a key, the placeholder is random.
     pub(super) fn new(
         flag: &str,
         env: &dyn Fn(&str) -> Option<String>,
         key: Option<&PlaceholderKey>,
     ) -> Result<Self, Problem> {
         // Errors do not repeat the text after the name, because it may be the key itself.
-        let named = flag.split_once('=').map_or("…", |(name, _)| name);
+        // A name that is not that of a variable may be the key, too.
+        let name = variable_of(flag);
+        let is_variable = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+        let shown = if is_variable && name.len() <= MAX_SHOWN_NAME { name } else { "…" };
         let wrong = |problem: &str| Problem {
             path: "--credential".to_owned(),
-            problem: format!("{named}=… {problem}"),
-            suggestion: "NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or query:PARAMETER".to_owned(),
+            problem: format!("{shown} {problem}"),
+            suggestion: "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or query:PARAMETER"
+                .to_owned(),
         };
-        let (name, rest) = flag.split_once('=').ok_or_else(|| wrong("has no = after the name"))?;
-        let (how, host) = rest.rsplit_once('@').ok_or_else(|| wrong("has no @HOST"))?;
+        let (before, host) = flag.rsplit_once('@').ok_or_else(|| wrong("has no @HOST"))?;
+        let how = before.split_once('=').map_or("auto", |(_, how)| how);
         if !is_plain(name) || host.is_empty() {
             return Err(wrong("has an invalid variable name or no host"));
         }
@@ -135,8 +141,8 @@ impl PlaceholderCredential {
         }
         let invalid = |why: String| Problem {
             path: "--credential".to_owned(),
-            problem: format!("the variable {name} {why}"),
-            suggestion: format!("{name} set to the key in exeat's environment"),
+            problem: format!("the variable {shown} {why}"),
+            suggestion: "NAME@HOST, with a NAME that is set to the key in exeat's environment".to_owned(),
         };
         let value = env(name).ok_or_else(|| invalid("is not set".to_owned()))?;
         let value = Zeroizing::new(value.into_bytes());
@@ -149,7 +155,7 @@ impl PlaceholderCredential {
         let bytes = |number| key.map_or_else(files::random, |key| key.derive(name, &value, number));
         let placeholder = make_placeholder(&value, &bytes).map_err(|error| wrong(&error.to_string()))?;
         let (auth_type, own) = match how.split_once(':') {
-            None if how == "bearer" || how == "basic" => (how, None),
+            None if ["auto", "bearer", "basic"].contains(&how) => (how, None),
             Some(("header", field)) => ("header", Some(("auth_header_name", field))),
             Some(("query", parameter)) => ("query_param", Some(("auth_query_name", parameter))),
             _ => return Err(wrong("has an unknown HOW")),
@@ -180,26 +186,59 @@ impl PlaceholderCredential {
         &self.hidden.placeholder
     }
 
-    /// Adds the hosts of another flag for the same key.
+    /// Adds the hosts of another flag for the same key, and the place of another HOW, which then applies to all hosts.
     ///
     /// # Errors
-    /// If the other flag sends the key in another way.
-    pub(super) fn add_hosts(&mut self, other: &Self) -> Result<(), Problem> {
+    /// If one flag says `basic` and the other `bearer`.
+    pub(super) fn add(&mut self, other: &Self) -> Result<(), Problem> {
         let auth = |flag: &Self| {
-            ["auth_type", "auth_header_name", "auth_query_name"].map(|key| flag.credential.get(key).cloned())
+            ["auth_type", "auth_header_name", "auth_query_name"]
+                .map(|key| flag.credential.get(key).and_then(toml::Value::as_str).map(str::to_owned))
         };
-        let hosts = other.credential.get("domains").and_then(toml::Value::as_array).cloned().unwrap_or_default();
-        let same_auth = auth(self) == auth(other);
-        match self.credential.get_mut("domains") {
-            Some(toml::Value::Array(domains)) if same_auth => domains.extend(hosts),
-            _ => {
-                let problem = format!("{} is given with two different values of HOW", self.name);
-                let suggestion = "the same HOW for all of its hosts".to_owned();
-                return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
-            }
+        let (own, [how, field, parameter]) = (auth(self), auth(other));
+        if own != [how.clone(), field.clone(), parameter.clone()] {
+            let place = match (own[0].as_deref(), how.as_deref()) {
+                (Some("auto"), _) => None,
+                (_, Some("auto")) => {
+                    self.credential.extend(other.credential.clone().into_iter().filter(|(key, _)| key == "auth_type"));
+                    self.credential.remove("auth_header_name");
+                    self.credential.remove("auth_query_name");
+                    self.credential.remove("swap_in");
+                    None
+                }
+                (_, Some("header")) => field.map(|field| format!("header:{field}")),
+                (_, Some("query_param")) => parameter.map(|parameter| format!("query:{parameter}")),
+                (Some("header" | "query_param"), _) => Some("header:authorization".to_owned()),
+                _ => {
+                    let problem = format!("{} is given with both basic and bearer", self.name);
+                    let suggestion = format!("{}@HOST, which is for both", self.name);
+                    return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
+                }
+            };
+            extend_list(&mut self.credential, "swap_in", place.into_iter().map(Into::into));
         }
+        let hosts = other.credential.get("domains").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+        extend_list(&mut self.credential, "domains", hosts);
         Ok(())
     }
+}
+
+/// Adds to a list what it does not contain.
+fn extend_list(table: &mut Table, key: &str, more: impl IntoIterator<Item = toml::Value>) {
+    let mut list = table.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
+    for value in more {
+        if !list.contains(&value) {
+            list.push(value);
+        }
+    }
+    if !list.is_empty() {
+        table.insert(key.to_owned(), list.into());
+    }
+}
+
+/// Returns the variable that a flag `NAME@HOST` or `NAME=HOW@HOST` names.
+pub(super) fn variable_of(flag: &str) -> &str {
+    flag.split(['=', '@']).next().unwrap_or_default()
 }
 
 /// The keys that are hidden from the child process.
@@ -399,7 +438,12 @@ mod tests {
             ("KEY=basic@api.example.com:8443", Some("basic")),
             ("KEY=header:X-Api-Key@api.example.com", Some("header")),
             ("KEY=query:key@api.example.com", Some("query_param")),
+            ("KEY@api.example.com", Some("auto")),
+            ("KEY=auto@api.example.com", Some("auto")),
             ("KEY=cookie@api.example.com", None),
+            ("KEY=@api.example.com", None),
+            ("KEY@", None),
+            ("@api.example.com", None),
             ("KEY=bearer", None),
             ("KEY", None),
             ("KEY=bearer@*.example.com", None),
@@ -413,6 +457,50 @@ mod tests {
                 auth_type,
                 "{flag}"
             );
+        }
+    }
+
+    #[test]
+    fn flags_of_one_key_are_merged() {
+        let merged = |flags: &[&str]| {
+            let of = |how: &&str| {
+                let flag = format!("KEY{how}");
+                PlaceholderCredential::new(&flag, &|_| Some("ghp_0123456789:abcdef0123456789".to_owned()), None)
+            };
+            let mut flags = flags.iter().map(of);
+            let mut first = flags.next().unwrap().ok().unwrap();
+            for flag in flags {
+                first.add(&flag.ok().unwrap()).ok()?;
+            }
+            let mut table = first.credential;
+            table.remove("placeholder");
+            table.remove("value");
+            Some(table.to_string().replace(['\n', '"'], " ").split_whitespace().collect::<Vec<_>>().join(" "))
+        };
+        let rows: [(&[&str], Option<&str>); 9] = [
+            (&["@a.test", "@b.test", "@a.test"], Some("auth_type = auto domains = [ a.test , b.test ]")),
+            (&["=bearer@a.test", "=bearer@b.test"], Some("auth_type = bearer domains = [ a.test , b.test ]")),
+            (
+                &["=bearer@a.test", "=header:x-key@a.test", "=query:key@b.test"],
+                Some("auth_type = bearer domains = [ a.test , b.test ] swap_in = [ header:x-key , query:key ]"),
+            ),
+            (
+                &["=header:x-key@a.test", "=basic@a.test"],
+                Some(
+                    "auth_header_name = x-key auth_type = header domains = [ a.test ] swap_in = [ header:authorization ]",
+                ),
+            ),
+            (
+                &["=header:x-key@a.test", "=header:x-other@a.test"],
+                Some("auth_header_name = x-key auth_type = header domains = [ a.test ] swap_in = [ header:x-other ]"),
+            ),
+            (&["=query:key@a.test", "@a.test"], Some("auth_type = auto domains = [ a.test ]")),
+            (&["@a.test", "=query:key@a.test"], Some("auth_type = auto domains = [ a.test ]")),
+            (&["=basic@a.test", "=bearer@a.test"], None),
+            (&["=bearer@a.test", "=basic@b.test"], None),
+        ];
+        for (flags, want) in rows {
+            assert_eq!(merged(flags).as_deref(), want, "{flags:?}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! `exeat run`: runs one command behind a proxy of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -15,10 +15,10 @@ use toml::Table;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
-use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey};
+use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey, variable_of};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
-use crate::audit::line::{Event, Line, LineVerdict};
+use crate::audit::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
@@ -41,7 +41,7 @@ machine's, through the proxy. Only the network is isolated, not files: a program
 run later by others runs outside.\n\nExamples:\n  \
 exeat run --allow example.org -- curl https://example.org/\n  \
 exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
-exeat run --credential GITHUB_TOKEN=bearer@api.github.com -- ./agent\n  \
+exeat run --credential GITHUB_TOKEN@api.github.com -- ./agent\n  \
 exeat run --isolate --allow example.org -- ./agent\n  \
 exeat run --learn -- pip download six"
 )]
@@ -50,11 +50,12 @@ pub(super) struct RunArgs {
     /// reached even if it is private; a name is never resolved to such an address
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
-    /// A key that the command can use but not see: NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or
-    /// query:PARAMETER. The value is read from the variable NAME. The command gets a placeholder of the same format
-    /// instead, which the proxy replaces with the key in requests to HOST only. This also allows HOST. Can be repeated,
-    /// also for more hosts of the same key, which is then sent to all of them in the same way
-    #[arg(long, value_name = "NAME=HOW@HOST")]
+    /// A key that the command can use but not see: NAME@HOST. The value is read from the variable NAME. The command gets a
+    /// placeholder of the same format instead, which the proxy replaces with the key in requests to HOST only, in the
+    /// field or query parameter in which the command sends it. This also allows HOST. NAME=HOW@HOST allows one place
+    /// only: HOW is bearer, basic, header:FIELD or query:PARAMETER. Can be repeated, also for more hosts or places of the
+    /// same key; each place then applies to all of its hosts
+    #[arg(long, value_name = "NAME[=HOW]@HOST")]
     credential: Vec<String>,
     /// Also use the integrations and credentials of this task in the configuration
     #[arg(long, value_name = "TASK")]
@@ -94,7 +95,7 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
         say(format_args!("exeat: {error}"));
         Exit::Failed
     };
-    let named: Vec<&str> = args.credential.iter().map(|flag| flag.split('=').next().unwrap_or_default()).collect();
+    let named: Vec<&str> = args.credential.iter().map(|flag| variable_of(flag)).collect();
     let environment = Environment::take_from_process(&named).map_err(io_failed)?;
     let command = args.command.iter().map(|argument| environment.unmarked(argument, &named));
     args.command = command.collect();
@@ -324,7 +325,7 @@ fn placeholder_credentials(
         let key = PlaceholderCredential::new(flag, &|name| environment.text(name), stable.as_ref())
             .map_err(|problem| vec![problem])?;
         match placeholders.iter_mut().find(|other| other.name == key.name) {
-            Some(known) => known.add_hosts(&key).map_err(|problem| vec![problem])?,
+            Some(known) => known.add(&key).map_err(|problem| vec![problem])?,
             None => placeholders.push(key),
         }
     }
@@ -435,6 +436,9 @@ fn summarize(log: &str, learned: bool) {
     for ((place, code), (count, flag)) in &refused {
         say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place));
     }
+    for advice in misplaced(&lines) {
+        say(format_args!("  {advice}"));
+    }
     let mut aborted: BTreeMap<String, usize> = BTreeMap::new();
     for line in lines.iter().filter(|line| is_client_tls_abort(line)) {
         let count = aborted.entry(place(line)).or_default();
@@ -447,6 +451,23 @@ fn summarize(log: &str, learned: bool) {
         let all: Vec<_> = flags.into_keys().collect();
         say(format_args!("exeat: without --learn, the command would need: {}", all.join(" ")));
     }
+}
+
+/// Says where placeholders were that were not replaced, and what to write, once for each place.
+fn misplaced(lines: &[Line]) -> BTreeSet<String> {
+    let of = |line: &Line| {
+        let PlaceholderPlace { credential, place, reason } = line.placeholder.as_ref()?;
+        let (place, host) = (clean(place), line.host.as_deref().map(clean)?);
+        let port = line.port.filter(|port| *port != 443).map(|port| format!(":{port}")).unwrap_or_default();
+        let to_do = match reason {
+            Misplaced::OtherPlace => {
+                format!(": write --credential {credential}@{host}{port}, or {credential}={place}@{host}{port}")
+            }
+            _ => String::new(),
+        };
+        Some(format!("the placeholder of {credential} was in {place}, {}, for {host}{port}{to_do}", reason.text()))
+    };
+    lines.iter().filter_map(of).collect()
 }
 
 /// Returns the host and port of a request, as far as they are known.

@@ -90,6 +90,9 @@ struct Problem<'a> {
     approved: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     credential: Option<&'a str>,
+    /// The field or parameter of a placeholder that is not replaced there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<&'a str>,
     /// The approval that is pending or was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<&'a str>,
@@ -132,6 +135,7 @@ struct RefusalDetails<'a> {
     host: Option<&'a str>,
     approved: Option<Vec<String>>,
     credential: Option<&'a str>,
+    place: Option<&'a str>,
     approval: Option<&'a str>,
     reached: Option<&'a ReachedLimit>,
     exchange_limit: Option<ExchangeLimit>,
@@ -240,6 +244,7 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let host = repeated.and_then(|task| record.host_without(task.own()));
     let shown = record.shown(refusal);
     let credential = record.about().filter(|_| shown == refusal).map(CredentialName::as_str);
+    let place = repeated.filter(|_| shown == refusal).and_then(|task| record.place_without(task.own()));
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
     let (reached, exchange_limit) = (record.limit(), record.transfer_counts().limit_of(refusal));
@@ -247,12 +252,13 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     render(
         shown,
         record.id(),
-        RefusalDetails { url, method, host, approved, credential, approval, reached, exchange_limit, tls },
+        RefusalDetails { url, method, host, approved, credential, place, approval, reached, exchange_limit, tls },
     )
 }
 
 fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<AnswerBody> {
-    let RefusalDetails { url, method, host, approved, credential, approval, reached, exchange_limit, tls } = about;
+    let RefusalDetails { url, method, host, approved, credential, place, approval, reached, exchange_limit, tls } =
+        about;
     let notice = refusal.notice();
     let texts = tls.map(|failure| failure.kind.text());
     let error = tls.map_or_else(|| notice.proxy_status.to_owned(), TlsFailure::proxy_status);
@@ -271,6 +277,7 @@ fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<Ans
         host,
         approved,
         credential,
+        place,
         approval,
         limit: reached.map(Limit::from).or(exchange_limit.map(Limit::from)),
         retry_after_s: reached.and_then(ReachedLimit::retry_after_s),

@@ -307,7 +307,7 @@ refusals! {
         proxy_status: DENIED,
         retry: Never,
         title: "The credential may not be sent to this destination, or not in this way",
-        hint: "Do not retry. A credential is sent only over https, only to the hosts that it is bound to, only in its own field, one per request, and not with http_get, http_post or webhook.",
+        hint: "Do not retry. A credential is sent only over https, only to the hosts that it is bound to, only in its own field, one per request, and not with http_get, http_post or webhook. If `place` is given, a placeholder was there, where it is not replaced: the operator can allow the place.",
     }
 
     /// The destination requires a credential, and the request names none.

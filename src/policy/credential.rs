@@ -3,7 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
-use http::header::AUTHORIZATION;
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, RANGE, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, VIA,
+};
 
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
@@ -11,6 +14,7 @@ use crate::model::host::Host;
 use crate::model::name::CredentialName;
 use crate::model::secret::Secret;
 use crate::model::target::{Scheme, Target};
+use crate::model::wire;
 
 /// A named secret, with the form in which it is sent and the destinations that may receive it.
 ///
@@ -26,7 +30,8 @@ pub struct Credential {
     pub(super) bound: Vec<Binding>,
     pub(super) always: bool,
     pub(super) placeholder: Option<String>,
-    pub(super) swap_in: Vec<HeaderName>,
+    /// Further places in which the placeholder is replaced.
+    pub(super) swap_in: Vec<Placement>,
     /// `None` if the credential is disabled. The reason was reported when the configuration was read.
     pub(super) value: Option<Secret>,
     /// Estimated at its first use, because the estimate is slow.
@@ -44,6 +49,9 @@ pub enum Auth {
     Header(HeaderName),
     /// A query parameter.
     Query(String),
+    /// Any header field or query parameter in which the placeholder stands as a credential: alone, after a scheme, or as the
+    /// user or the password of `Basic`. The value is never sent otherwise.
+    Auto,
 }
 
 /// A place in a request for a value.
@@ -72,13 +80,14 @@ impl Binding {
 }
 
 impl Auth {
-    /// Returns the place of the value in a request.
+    /// Returns the place of the value in a request, if it is always the same.
     #[must_use]
-    pub fn place(&self) -> Placement {
+    pub fn place(&self) -> Option<Placement> {
         match self {
-            Self::Basic | Self::Bearer => Placement::Field(AUTHORIZATION),
-            Self::Header(name) => Placement::Field(name.clone()),
-            Self::Query(name) => Placement::Parameter(name.clone()),
+            Self::Basic | Self::Bearer => Some(Placement::Field(AUTHORIZATION)),
+            Self::Header(name) => Some(Placement::Field(name.clone())),
+            Self::Query(name) => Some(Placement::Parameter(name.clone())),
+            Self::Auto => None,
         }
     }
 }
@@ -90,6 +99,51 @@ impl std::fmt::Display for Auth {
             Self::Bearer => f.write_str("Authorization: Bearer …"),
             Self::Header(name) => write!(f, "{name}: …"),
             Self::Query(name) => write!(f, "?{name}=…"),
+            Self::Auto => f.write_str("the field or parameter of its placeholder"),
+        }
+    }
+}
+
+impl Placement {
+    /// Returns true for a field or a parameter that is sent as it is received and has no meaning for the proxy.
+    #[must_use]
+    pub fn can_hold_credential(&self) -> bool {
+        match self {
+            Self::Field(name) => {
+                let ours = name.as_str().starts_with(wire::PREFIX) || name.as_str().starts_with("proxy-");
+                !ours && !RESERVED_FIELDS.contains(name)
+            }
+            Self::Parameter(name) => {
+                (1..=64).contains(&name.len())
+                    && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.[]".contains(&b))
+            }
+        }
+    }
+}
+
+/// Fields that the proxy reads, removes or writes.
+const RESERVED_FIELDS: [HeaderName; 13] = [
+    ACCEPT_ENCODING,
+    CONNECTION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    EXPECT,
+    HOST,
+    HeaderName::from_static("keep-alive"),
+    RANGE,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    VIA,
+];
+
+impl std::fmt::Display for Placement {
+    /// Writes the place as the configuration and `--credential` name it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Field(name) => write!(f, "header:{name}"),
+            Self::Parameter(name) => write!(f, "query:{name}"),
         }
     }
 }
@@ -149,13 +203,21 @@ impl Credential {
 
     /// Returns true if both credentials are searched for in the same way.
     pub(super) fn has_values_of(&self, other: &Self) -> bool {
-        let is_basic = |credential: &Self| credential.auth == Auth::Basic;
+        let is_basic = |credential: &Self| credential.password().is_some();
         let values = (self.value().map(Secret::expose), other.value().map(Secret::expose));
         self.name == other.name && is_basic(self) == is_basic(other) && values.0 == values.1
     }
 
+    /// Returns the password of `user:password`.
     fn password(&self) -> Option<&[u8]> {
-        self.value().filter(|_| self.auth == Auth::Basic).map(|value| leak::password(value.expose()))
+        let value = self.value()?.expose();
+        let is_basic = match self.auth {
+            Auth::Basic => true,
+            // The client decides whether it sends the value with `Basic`.
+            Auth::Auto => value.contains(&b':'),
+            Auth::Bearer | Auth::Header(_) | Auth::Query(_) => false,
+        };
+        is_basic.then(|| leak::password(value))
     }
 
     /// Returns the values to search for. For `user:password` these are the whole value and the password alone.
@@ -194,13 +256,20 @@ impl Credential {
     /// Whether the credential's placeholder is replaced in this place.
     #[must_use]
     pub fn swaps_in(&self, place: &Placement) -> bool {
-        let listed = |name: &HeaderName| *place == Placement::Field(name.clone());
-        self.auth.place() == *place || self.swap_in.iter().any(listed)
+        self.auth == Auth::Auto && place.can_hold_credential()
+            || self.auth.place().as_ref() == Some(place)
+            || self.swap_in.contains(place)
     }
 
-    /// Returns the places in which the placeholder is replaced.
+    /// Whether the placeholder must stand in this place as a credential, without other text around it.
+    #[must_use]
+    pub fn must_stand_alone_in(&self, place: &Placement) -> bool {
+        !self.swap_in.contains(place) || self.auth.place().as_ref() == Some(place)
+    }
+
+    /// Returns the places in which the placeholder is replaced, as far as they are known without a request.
     pub fn places(&self) -> impl Iterator<Item = Placement> {
-        [self.auth.place()].into_iter().chain(self.swap_in.iter().cloned().map(Placement::Field))
+        self.auth.place().into_iter().chain(self.swap_in.iter().cloned())
     }
 }
 

@@ -5,13 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
-use http::header::{
-    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, RANGE, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE, VIA,
-};
 use toml::Value;
 
-use super::credential::{Auth, Binding, Credential};
+use super::credential::{Auth, Binding, Credential, Placement};
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
@@ -19,7 +15,6 @@ use super::source::{CompileContext, SourceError, has_blank_edge, read_source};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
-use crate::model::wire;
 
 /// The longest value that is injected, in bytes. Origins accept request heads of at least 8 KiB.
 const MAX_VALUE: usize = 8 * 1024;
@@ -44,6 +39,7 @@ pub(super) struct RawCredential {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AuthType {
+    Auto,
     Basic,
     Bearer,
     Header,
@@ -56,7 +52,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic);
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic);
 choice!(Inject, "named" => Inject::Named, "always" => Inject::Always);
 
 /// A source that can also be the vault.
@@ -136,7 +132,11 @@ impl RawCredential {
         let [no_auth_type, no_value] = self.missing;
         let no_domains = self.domains.is_empty() && !findings.has(&at("domains"));
         if no_auth_type {
-            findings.problem(at("auth_type"), "missing", "\"bearer\", \"header\", \"query_param\" or \"basic\"");
+            findings.problem(
+                at("auth_type"),
+                "missing",
+                "\"auto\", \"bearer\", \"header\", \"query_param\" or \"basic\"",
+            );
         }
         if no_value {
             findings.problem(at("value"), "missing", "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
@@ -180,13 +180,20 @@ impl RawCredential {
             }
         }
         for (i, place) in self.swap_in.iter().enumerate() {
-            if place.strip_prefix("header:").and_then(field).is_none() {
+            if placement(place).is_none() {
                 findings.problem(
                     format!("{}[{i}]", at("swap_in")),
                     format!("{place:?} is not a place for a placeholder"),
-                    "\"header:NAME\"",
+                    "\"header:NAME\" or \"query:NAME\"",
                 );
             }
+        }
+        if self.auth_type == Some(AuthType::Auto) && self.inject == Inject::Always {
+            findings.problem(
+                at("inject"),
+                "with auth_type = \"auto\" the value is sent only where its placeholder stands",
+                "no inject, or another auth_type",
+            );
         }
     }
 
@@ -201,6 +208,7 @@ impl RawCredential {
         findings: &Findings,
     ) -> Option<Credential> {
         let auth = match self.auth_type? {
+            AuthType::Auto => Auth::Auto,
             AuthType::Basic => Auth::Basic,
             AuthType::Bearer => Auth::Bearer,
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
@@ -222,7 +230,7 @@ impl RawCredential {
             bound: self.domains.clone(),
             always: self.inject == Inject::Always,
             placeholder: self.placeholder.clone(),
-            swap_in: self.swap_in.iter().filter_map(|place| place.strip_prefix("header:").and_then(field)).collect(),
+            swap_in: self.swap_in.iter().filter_map(|place| placement(place)).collect(),
             value,
             strength: OnceLock::new(),
         })
@@ -380,25 +388,19 @@ fn overlapping_placeholders(credentials: &[Arc<Credential>]) -> BTreeSet<(usize,
 
 /// Returns the header field if it can carry a credential. Fields for framing, routing and the proxy itself cannot.
 fn field(name: &str) -> Option<HeaderName> {
-    const RESERVED: [HeaderName; 12] = [
-        ACCEPT_ENCODING,
-        CONNECTION,
-        CONTENT_ENCODING,
-        CONTENT_LENGTH,
-        EXPECT,
-        HOST,
-        RANGE,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        VIA,
-    ];
     let name: HeaderName = name.parse().ok()?;
-    let ours = name.as_str().starts_with(wire::PREFIX) || name.as_str().starts_with("proxy-");
-    (!ours && !RESERVED.contains(&name) && name.as_str() != "keep-alive").then_some(name)
+    Placement::Field(name.clone()).can_hold_credential().then_some(name)
+}
+
+/// Parses `header:NAME` or `query:NAME`.
+fn placement(place: &str) -> Option<Placement> {
+    match place.split_once(':')? {
+        ("header", name) => field(name).map(Placement::Field),
+        ("query", name) => is_parameter(name).then(|| Placement::Parameter(name.to_owned())),
+        _ => None,
+    }
 }
 
 fn is_parameter(name: &str) -> bool {
-    (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.[]".contains(&b))
+    Placement::Parameter(name.to_owned()).can_hold_credential()
 }

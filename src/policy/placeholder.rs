@@ -69,11 +69,8 @@ impl PlaceholderSyntax {
 
 /// Returns the first credential's own placeholder in a text.
 fn own_placeholder<'t>(credentials: &TaskCredentials, text: &'t [u8]) -> Option<Placeholder<'t>> {
-    credentials.with_placeholder().iter().find_map(|credential| {
-        let placeholder = credential.placeholder()?.as_bytes();
-        let (before, rest) = text.split_at_checked(memchr::memmem::find(text, placeholder)?)?;
-        Some(Placeholder { credential: Ok(credential.clone()), before, after: rest.get(placeholder.len()..)? })
-    })
+    let (credential, before, after) = credentials.find_own_placeholder(text)?;
+    Some(Placeholder { credential: Ok(credential.clone()), before, after })
 }
 
 #[cfg(test)]

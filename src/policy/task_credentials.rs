@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+use aho_corasick::AhoCorasick;
 use parking_lot::Mutex;
 
 use super::credential::{Credential, Placement, strong_values};
@@ -19,6 +20,8 @@ pub struct TaskCredentials {
     by_name: HashMap<String, usize>,
     /// Those with a placeholder of their own.
     with_placeholder: Vec<Arc<Credential>>,
+    /// Finds these placeholders. Built at its first use.
+    placeholders: OnceLock<Option<AhoCorasick>>,
     always_injected: Vec<Arc<Credential>>,
     /// The places in which placeholders are replaced, each once.
     placements: Vec<Placement>,
@@ -39,7 +42,7 @@ impl TaskCredentials {
         for (at, credential) in all.iter().enumerate() {
             this.by_name.entry(credential.name().to_string()).or_insert(at);
             this.hosts.extend(credential.hosts().cloned());
-            insert(&mut this.auth_placements, credential.auth().place());
+            credential.auth().place().into_iter().for_each(|place| insert(&mut this.auth_placements, place));
             credential.places().for_each(|place| insert(&mut this.placements, place));
             if credential.placeholder().is_some() {
                 this.with_placeholder.push(credential.clone());
@@ -57,10 +60,16 @@ impl TaskCredentials {
         self.all.get(*self.by_name.get(name)?)
     }
 
-    /// Returns the credentials with a placeholder of their own.
-    #[must_use]
-    pub fn with_placeholder(&self) -> &[Arc<Credential>] {
-        &self.with_placeholder
+    /// Returns the first placeholder of a credential's own in a text, with the text before and after it.
+    pub(super) fn find_own_placeholder<'t>(&self, text: &'t [u8]) -> Option<(&Arc<Credential>, &'t [u8], &'t [u8])> {
+        let automaton = self.placeholders.get_or_init(|| {
+            let patterns = self.with_placeholder.iter().filter_map(|credential| credential.placeholder());
+            // A set that is too large for an automaton is refused below.
+            (!self.with_placeholder.is_empty()).then(|| AhoCorasick::new(patterns).ok()).flatten()
+        });
+        let found = automaton.as_ref()?.find(text)?;
+        let credential = self.with_placeholder.get(found.pattern().as_usize())?;
+        Some((credential, text.get(..found.start())?, text.get(found.end()..)?))
     }
 
     /// Returns the credentials that are injected into every request to their hosts.

@@ -9,24 +9,34 @@ use base64::alphabet::{STANDARD, URL_SAFE};
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use http::header::AUTHORIZATION;
+use http::header::GetAll;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::audit::line::Misplaced;
 use crate::audit::record::Record;
 use crate::leak;
 use crate::model::name::is_plain;
-use crate::model::refusal::{Deny, Verdict};
+use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
-use crate::policy::credential::{Credential, Placement};
+use crate::policy::credential::{Auth, Credential, Placement};
 use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
+use crate::stages::message::headers::HopByHop;
 use crate::stages::message::query;
 
 /// Minimum length of a nonce, in bytes: texts that do not contain it must not match by chance.
 const MIN_NONCE: usize = 16;
+
+/// Texts before and after a placeholder where only an injected credential may be sent: schemes of fields, and in `Basic` the
+/// users and passwords that APIs define for a token in the other part.
+const USUAL_SCHEMES: [&str; 6] = ["", "Bearer ", "Token ", "ApiKey ", "Key ", "Basic "];
+const USUAL_USERS: [&str; 11] =
+    ["", ":", "__token__:", "api:", "api_key:", "apikey:", "git:", "oauth2:", "token:", "user:", "x-access-token:"];
+const USUAL_PASSWORDS: [&str; 4] = ["", ":", ":x", ":x-oauth-basic"];
 
 /// A credential selected for a request. It belongs to the task and is bound to the destination.
 pub(crate) struct SelectedCredential {
@@ -44,7 +54,7 @@ impl SelectedCredential {
 
     /// Returns the placements of the credential. Content that the client sends there is removed.
     pub(crate) fn placements(&self) -> Vec<Placement> {
-        let by_auth_type = self.uses_auth_type().then(|| self.credential.auth().place());
+        let by_auth_type = self.uses_auth_type().then(|| self.credential.auth().place()).flatten();
         self.swaps.iter().map(|swap| swap.place.clone()).chain(by_auth_type).collect()
     }
 }
@@ -62,6 +72,15 @@ impl Swap {
     fn could_hold_keys(&self, task: &Task) -> bool {
         let in_key = matches!(&self.place, Placement::Field(name) if strip::carries_key(name));
         in_key || task.credentials().is_auth_placement(&self.place)
+    }
+
+    /// Returns true if the text around the placeholder is one that no origin reads as a key.
+    fn has_usual_surroundings(&self) -> bool {
+        let is_one = |text: &[u8], of: &[&str]| of.iter().any(|usual| text.eq_ignore_ascii_case(usual.as_bytes()));
+        match self.basic {
+            true => is_one(&self.before, &USUAL_USERS) && is_one(&self.after, &USUAL_PASSWORDS),
+            false => is_one(&self.before, &USUAL_SCHEMES) && self.after.is_empty(),
+        }
     }
 
     /// Returns true if the placeholder stands alone, after a scheme, or as the user or the password of `Basic`.
@@ -101,9 +120,10 @@ pub(crate) fn select(
     record: &mut Record,
 ) -> Verdict<Option<SelectedCredential>> {
     let named = named(task, kind, &parts.headers, record)?;
-    let mut swaps = PlaceholderSearch { task, kind, syntax: marks, credential: named.clone(), swaps: Vec::new() };
-    swaps.search(parts, named.as_ref(), record)?;
-    let PlaceholderSearch { credential, mut swaps, .. } = swaps;
+    let (syntax, credential, swaps) = (marks, named.clone(), Vec::new());
+    let mut search = PlaceholderSearch { task, kind, target, allowed, syntax, credential, swaps };
+    search.search(parts, named.as_ref(), record)?;
+    let PlaceholderSearch { credential, mut swaps, .. } = search;
     let always = || {
         let goes = |c: &&Arc<Credential>| allowed.may_receive(c, target);
         task.credentials().always_injected().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
@@ -124,12 +144,27 @@ pub(crate) fn select(
     if !allowed.may_receive(&credential, target) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
+    let is_auto = *credential.auth() == Auth::Auto;
+    if is_auto && swaps.is_empty() {
+        return Err(not_bound(record, &credential, "it is sent only where its placeholder stands"));
+    }
     // The text around a placeholder could be a key of the sandbox's own.
-    swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
-    Ok(Some(SelectedCredential { credential, uses_auth_type: named.is_some() || exclusive, swaps }))
+    if exclusive && is_auto {
+        if !swaps.iter().all(|swap| swap.has_usual_surroundings()) {
+            return Err(not_bound(
+                record,
+                &credential,
+                "it is required, and its placeholder is beside an unusual text",
+            ));
+        }
+    } else if exclusive {
+        swaps.retain(|swap| !swap.could_hold_keys(task));
+    }
+    let uses_auth_type = !is_auto && (named.is_some() || exclusive);
+    Ok(Some(SelectedCredential { credential, uses_auth_type, swaps }))
 }
 
-fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::model::refusal::Refusal {
+fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> Refusal {
     record.refused_for(Deny::CredentialNotBound, credential.name(), why)
 }
 
@@ -156,116 +191,138 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Verdict<Option<&'h s
 struct PlaceholderSearch<'a> {
     task: &'a Task,
     kind: Kind,
+    target: &'a Target,
+    allowed: &'a MatchedRules,
     syntax: &'a PlaceholderSyntax,
     credential: Option<Arc<Credential>>,
     swaps: Vec<Swap>,
 }
 
 impl PlaceholderSearch<'_> {
-    /// Searches the places where placeholders of this task can be replaced. The field that a named credential replaces
-    /// is skipped.
+    /// Searches all fields and parameters. The place that a named credential replaces is skipped.
     fn search(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
-        let replaced = named.map(|credential| credential.auth().place());
-        let authorization = Placement::Field(AUTHORIZATION);
-        let places = std::iter::once(&authorization).chain(self.task.credentials().placements());
-        let mut looked_at: Vec<Placement> = replaced.into_iter().collect();
-        for place in places {
-            if looked_at.contains(place) {
+        let replaced = named.and_then(|credential| credential.auth().place());
+        let hop_by_hop = HopByHop::of(&parts.headers);
+        for name in parts.headers.keys() {
+            let place = Placement::Field(name.clone());
+            if Some(&place) == replaced.as_ref() || (hop_by_hop.contains(name) && !self.is_known(&place)) {
                 continue;
             }
-            match place {
-                Placement::Field(name) => self.search_field(name, &parts.headers, record)?,
-                Placement::Parameter(name) => {
-                    self.search_parameter(name, parts.uri.query().unwrap_or_default(), record)?
-                }
+            self.search_field(place, parts.headers.get_all(name), record)?;
+        }
+        let query = parts.uri.query().unwrap_or_default();
+        for (name, value) in query::pairs(query) {
+            let name = query::decode(name);
+            if matches!(&replaced, Some(Placement::Parameter(replaced)) if replaced.as_bytes() == name) {
+                continue;
             }
-            looked_at.push(place.clone());
+            self.search_parameter(&name, &query::decode(value), query, record)?;
         }
         if *self.syntax != PlaceholderSyntax::Usual {
-            self.check_other_places(parts, &looked_at, record)?;
+            self.check_path(parts, record)?;
         }
         Ok(())
     }
 
-    fn search_field(&mut self, name: &HeaderName, headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
-        let mut fields = headers.get_all(name).iter();
-        let only = fields.next().filter(|_| fields.next().is_none());
-        for value in headers.get_all(name) {
-            let decoded = if *name == AUTHORIZATION { decode_basic(value.as_bytes()) } else { None };
+    /// Returns true for a place in which some credential's placeholder is always replaced.
+    fn is_known(&self, place: &Placement) -> bool {
+        *place == Placement::Field(AUTHORIZATION) || self.task.credentials().placements().contains(place)
+    }
+
+    fn search_field(&mut self, place: Placement, fields: GetAll<'_, HeaderValue>, record: &mut Record) -> Verdict<()> {
+        let mut values = fields.iter();
+        let only = values.next().filter(|_| values.next().is_none());
+        for value in fields {
+            let decoded = decode_basic(value.as_bytes());
             let text = decoded.as_deref().unwrap_or(value.as_bytes());
-            self.search_text(Placement::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
+            self.search_text(&place, text, (decoded.is_some(), only.is_some()), record)?;
         }
         Ok(())
     }
 
-    fn search_parameter(&mut self, name: &str, query: &str, record: &mut Record) -> Verdict<()> {
-        for (_, value) in query::pairs(query).filter(|(key, _)| query::decode(key) == name.as_bytes()) {
-            self.search_text(Placement::Parameter(name.to_owned()), &query::decode(value), (false, true), record)?;
+    fn search_parameter(&mut self, name: &[u8], value: &[u8], query: &str, record: &mut Record) -> Verdict<()> {
+        let count = || query::pairs(query).filter(|(key, _)| query::decode(key) == name).count();
+        let place = Placement::Parameter(String::from_utf8_lossy(name).into_owned());
+        if let Some(Placeholder { credential: Ok(credential), .. }) = self.first(name) {
+            return Err(self.misplaced(&credential, &place, Misplaced::InName, record));
         }
-        Ok(())
+        // The count matters only for a parameter with a placeholder.
+        let only = self.first(value).is_none() || count() == 1;
+        self.search_text(&place, value, (false, only), record)
+    }
+
+    fn first<'t>(&self, text: &'t [u8]) -> Option<Placeholder<'t>> {
+        self.syntax.first(self.task.credentials(), text)
     }
 
     /// Searches one text. It may contain one placeholder, in the only field of that name.
     fn search_text(
         &mut self,
-        place: Placement,
-        text: &[u8],
+        place: &Placement,
+        mut text: &[u8],
         (basic, only): (bool, bool),
         record: &mut Record,
     ) -> Verdict<()> {
-        let all = self.task.credentials();
-        let Some(Placeholder { credential, before, after }) = self.syntax.first(all, text) else { return Ok(()) };
-        let credential = credential.map_err(|name| record.unknown_credential(name, self.task.values()))?;
+        let whole = text;
+        let credential = loop {
+            let Some(Placeholder { credential, after, .. }) = self.first(text) else { return Ok(()) };
+            match credential {
+                Ok(credential) => break credential,
+                Err(name) if self.is_known(place) => return Err(record.unknown_credential(name, self.task.values())),
+                Err(_) if *self.syntax != PlaceholderSyntax::Usual => return Err(elsewhere(record)),
+                // It has this form by chance.
+                Err(_) => text = after,
+            }
+        };
+        let misplaced = |reason: Misplaced, record: &mut Record| self.misplaced(&credential, place, reason, record);
+        let Some(Placeholder { before, after, .. }) = self.first(whole).filter(|first| first.credential.is_ok()) else {
+            return Err(misplaced(Misplaced::Repeated, record));
+        };
         if !self.kind.takes_placeholders() {
             return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
         }
-        if !credential.swaps_in(&place) {
-            return Err(not_bound(record, &credential, "its placeholder is in another credential's field"));
+        if !self.allowed.may_receive(&credential, self.target) {
+            return Err(misplaced(Misplaced::OtherHost, record));
         }
-        if !only || [before, after].into_iter().any(|rest| self.syntax.first(all, rest).is_some()) {
-            return Err(not_bound(record, &credential, "more than one placeholder or field"));
+        if !credential.swaps_in(place) {
+            return Err(misplaced(Misplaced::OtherPlace, record));
         }
-        let other = self.credential.get_or_insert_with(|| credential.clone());
-        if other.name() != credential.name() {
+        if !only || [before, after].into_iter().any(|rest| self.first(rest).is_some()) {
+            return Err(misplaced(Misplaced::Repeated, record));
+        }
+        if self.credential.as_ref().is_some_and(|other| other.name() != credential.name()) {
             return Err(not_bound(record, &credential, "another credential is requested too"));
         }
-        let swap = Swap { place, before: before.to_vec(), after: after.to_vec(), basic };
-        if swap.place == credential.auth().place() && !swap.is_exact() {
-            return Err(not_bound(record, &credential, "its placeholder is surrounded by other text"));
+        let swap = Swap { place: place.clone(), before: before.to_vec(), after: after.to_vec(), basic };
+        if credential.must_stand_alone_in(place) && !swap.is_exact() {
+            return Err(misplaced(Misplaced::BesideText, record));
         }
         // A decoder would take the first characters of the value for the rest of the escape. What the origin then shows of
         // it is not found.
         if leak::ends_within_escape(&swap.before) {
-            return Err(not_bound(record, &credential, "its placeholder is within an escape"));
+            return Err(misplaced(Misplaced::InEscape, record));
         }
+        self.credential.get_or_insert(credential);
         self.swaps.push(swap);
         Ok(())
     }
 
-    /// Checks that no placeholders appear elsewhere. A client that sends a nonce requires all of them to be replaced.
-    fn check_other_places(&self, parts: &Parts, looked_at: &[Placement], record: &mut Record) -> Verdict<()> {
-        let marked = |text: &[u8]| {
-            let decoded = query::decode_bytes(text);
-            let mark = self.syntax.first(self.task.credentials(), text);
-            mark.or_else(|| self.syntax.first(self.task.credentials(), &decoded)).is_some()
-        };
-        let in_looked_at = |key: &str| {
-            let key = query::decode(key);
-            looked_at.iter().any(|place| matches!(place, Placement::Parameter(name) if name.as_bytes() == key))
-        };
-        let fields = parts.headers.iter().filter(|(name, _)| {
-            !looked_at.iter().any(|place| matches!(place, Placement::Field(seen) if seen == *name))
-        });
-        let in_fields = fields.into_iter().any(|(_, value)| marked(value.as_bytes()));
-        let mut pairs = query::pairs(parts.uri.query().unwrap_or_default());
-        let in_query =
-            pairs.any(|(key, value)| marked(key.as_bytes()) || !in_looked_at(key) && marked(value.as_bytes()));
-        if in_fields || in_query || marked(parts.uri.path().as_bytes()) {
-            record.rule("a placeholder is in a place where none is swapped");
-            return Err(Deny::CredentialNotBound.into());
-        }
-        Ok(())
+    fn misplaced(&self, of: &Credential, place: &Placement, reason: Misplaced, record: &mut Record) -> Refusal {
+        record.refused_placeholder(of.name(), &place.to_string(), reason)
     }
+
+    /// Checks that the path contains no placeholder. A client that sends a nonce requires all of them to be replaced.
+    fn check_path(&self, parts: &Parts, record: &mut Record) -> Verdict<()> {
+        let path = parts.uri.path().as_bytes();
+        let has_any = self.first(path).is_some() || self.first(&query::decode_bytes(path)).is_some();
+        if has_any { Err(elsewhere(record)) } else { Ok(()) }
+    }
+}
+
+/// Returns the refusal of a placeholder of a client that requires all of them to be replaced.
+fn elsewhere(record: &mut Record) -> Refusal {
+    record.rule("a placeholder is in a place where none is swapped");
+    Deny::CredentialNotBound.into()
 }
 
 /// Decodes the credentials after `Basic` (RFC 7617), as leniently as servers do.

@@ -295,7 +295,8 @@ impl Grant {
     /// Returns all placements of injected credentials.
     pub(super) fn injected_placements(&self) -> impl Iterator<Item = Placement> {
         let CredentialRules { selected, reserved, .. } = &self.credentials;
-        let of_selected = selected.iter().flat_map(|selected| selected.credential.places());
+        let of_selected =
+            selected.iter().flat_map(|selected| selected.credential.places().chain(selected.placements()));
         of_selected.chain(reserved.iter().flatten().cloned())
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RANGE, TE, UPGRADE, VIA};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue, RANGE, TE, UPGRADE, VIA};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
@@ -199,15 +199,13 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();
     if chosen.uses_auth_type() {
-        match (auth, auth.place()) {
-            (_, Placement::Parameter(name)) => {
-                path = with_query(&path, &query::set_parameter(path.query(), &name, value))?
-            }
-            (Auth::Basic, Placement::Field(name)) => set_sensitive(&mut parts.headers, &name, &basic(value))?,
-            (Auth::Bearer, Placement::Field(name)) => {
-                set_sensitive(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?
-            }
-            (_, Placement::Field(name)) => set_sensitive(&mut parts.headers, &name, value)?,
+        match auth {
+            Auth::Basic => set_sensitive(&mut parts.headers, &AUTHORIZATION, &basic(value))?,
+            Auth::Bearer => set_sensitive(&mut parts.headers, &AUTHORIZATION, &joined(b"Bearer ", value, b""))?,
+            Auth::Header(name) => set_sensitive(&mut parts.headers, name, value)?,
+            Auth::Query(name) => path = with_query(&path, &query::set_parameter(path.query(), name, value))?,
+            // Selected only by its placeholders.
+            Auth::Auto => return Err(Deny::CredentialNotBound.into()),
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {
@@ -215,7 +213,7 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
         match place {
             Placement::Parameter(name) => path = with_query(&path, &query::set_parameter(path.query(), name, &text))?,
             // A basic credential contains both user and password.
-            Placement::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
+            Placement::Field(name) if *auth == Auth::Basic && *name == AUTHORIZATION => {
                 set_sensitive(&mut parts.headers, name, &basic(value))?;
             }
             Placement::Field(name) if *in_base64 => set_sensitive(&mut parts.headers, name, &basic(&text))?,

@@ -1,5 +1,6 @@
 //! Credentials: injected for their hosts, kept in the vault, and found nowhere else.
 
+pub mod auto;
 pub mod credential_theft;
 pub mod injection;
 pub mod secret_hygiene;
