@@ -40,14 +40,14 @@ pub(crate) fn bench_destinations(criterion: &mut Criterion) {
         });
         let admitted = authorize::destination(&lab.policy, &lab.caller, &call, (target, &parts), &mut record);
         let admitted = admitted.unwrap_or_else(|refusal| panic!("{refusal:?}"));
-        let request = request(&host(rules - 1));
+        let mut request = request(&host(rules - 1));
         group.bench_function(BenchmarkId::new("request", rules), |bench| {
             // A counted call is good for one request.
             bench.iter_batched(
                 || count(&lab),
                 |call| {
                     let policy = black_box(&lab.policy);
-                    authorize::request(policy, &admitted, call, &request, &mut record).map(drop).unwrap();
+                    authorize::request(policy, &admitted, call, &mut request, &mut record).map(drop).unwrap();
                 },
                 BatchSize::SmallInput,
             );

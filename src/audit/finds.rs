@@ -1,6 +1,6 @@
 //! Counts the finds of each execution, in its requests and in the responses to it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use crate::leak::FindCount;
-use crate::model::name::ExecutionId;
+use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Verdict};
 
 /// The maximum number of executions with counts. When it is reached, every other execution counts as stopped: finds
@@ -35,6 +35,8 @@ pub struct Finds {
     noted: Mutex<HashMap<ExecutionId, u32>>,
     /// The pending parts in responses, per execution.
     pending: Mutex<HashMap<ExecutionId, u32>>,
+    /// The credentials whose values clients have sent themselves, in their own places. That is no find.
+    sent_by_clients: watch::Sender<BTreeSet<CredentialName>>,
     notes: mpsc::Sender<FindEvent>,
     inbox: Mutex<Option<mpsc::Receiver<FindEvent>>>,
 }
@@ -124,7 +126,8 @@ impl Finds {
         let (notes, inbox) = mpsc::channel(MAX_EVENTS);
         let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
         let (noted, pending) = (Mutex::default(), Mutex::default());
-        Self { max_finds: Box::new(max_finds), found, noted, pending, notes, inbox }
+        let sent_by_clients = watch::Sender::default();
+        Self { max_finds: Box::new(max_finds), found, noted, pending, sent_by_clients, notes, inbox }
     }
 
     /// Returns the receiver of events for the journal; `None` on the second call.
@@ -268,6 +271,16 @@ impl Finds {
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<FindCounts> {
         self.found.subscribe()
+    }
+
+    pub(super) fn sent_by_client(&self, name: &CredentialName) {
+        self.sent_by_clients.send_if_modified(|known| known.insert(name.clone()));
+    }
+
+    /// Returns the credentials whose values clients have sent themselves, and announces each further one.
+    #[must_use]
+    pub fn sent_by_clients(&self) -> watch::Receiver<BTreeSet<CredentialName>> {
+        self.sent_by_clients.subscribe()
     }
 }
 

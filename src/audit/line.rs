@@ -45,6 +45,9 @@ pub struct Line {
     pub path: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credential_used: Option<String>,
+    /// The credential whose value the client itself sent, in its own place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_by_client: Option<String>,
     /// The placeholder for which the request was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placeholder: Option<PlaceholderPlace>,

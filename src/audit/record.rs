@@ -353,6 +353,12 @@ impl Record {
         Deny::CredentialNotBound.into()
     }
 
+    /// Records that the client itself sent the value of this credential, in its own place.
+    pub fn sent_by_client(&mut self, name: &CredentialName) {
+        self.line.sent_by_client = Some(name.to_string());
+        self.finds.sent_by_client(name);
+    }
+
     /// Returns the place of the placeholder for which the request is refused, for the caller. Returns `None` if it contains one
     /// of the caller's own values.
     #[must_use]

@@ -1,6 +1,7 @@
 //! `exeat run`: runs one command behind a proxy of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio::process::Command;
+use tokio::sync::watch;
 use toml::Table;
 
 use super::child::{Signals, exit_code, report_spawn_error};
@@ -23,7 +25,7 @@ use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
-use crate::model::name::TaskName;
+use crate::model::name::{CredentialName, TaskName};
 use crate::policy::compile::{self, Config, Problem};
 use crate::policy::source::CompileContext;
 
@@ -152,7 +154,10 @@ async fn run_command(
     drop(environment);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
-        Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
+        Ok(child) => tokio::select! {
+            status = signals.wait(child) => status.map_err(|error| failed(&error))?,
+            never = report_own_keys(daemon.sent_by_clients()) => match never {},
+        },
         Err(error) => report_spawn_error(program, &error),
     };
     let abort = daemon.abort_token();
@@ -161,6 +166,22 @@ async fn run_command(
         () = async { signals.next().await; abort.cancel(); std::future::pending().await } => {}
     }
     Ok(status)
+}
+
+/// Reports each key that the command itself sends, once.
+async fn report_own_keys(mut sent: watch::Receiver<BTreeSet<CredentialName>>) -> Infallible {
+    let mut reported = BTreeSet::new();
+    loop {
+        for name in sent.borrow_and_update().difference(&reported.clone()) {
+            say(format_args!(
+                "exeat: the command sent the real {name} itself; it has it from a file or its configuration"
+            ));
+            reported.insert(name.clone());
+        }
+        if sent.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// Sets the command's arguments and environment, with keys replaced by placeholders and `hidden_variables` removed.
@@ -281,6 +302,11 @@ fn configure(
     let vault = vault::vault_with(&paths::vault_settings(config)?, &|name| environment.text(name));
     let secrets = &vault::Reader::of_vault(vault);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
+    // The origin of a key may get it from the command, too, which may have it from a file.
+    let is_set = table.get("leak").and_then(|leak| leak.get("own_place")).is_some();
+    if !is_set {
+        put(&mut table, "leak", "own_place".to_owned(), "allow");
+    }
     for own_files in ["interception", "vault", "audit", "ledger", "admin"] {
         table.remove(own_files);
     }
@@ -436,7 +462,7 @@ fn summarize(log: &str, learned: bool) {
     for ((place, code), (count, flag)) in &refused {
         say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place));
     }
-    for advice in misplaced(&lines) {
+    for advice in misplaced(&lines).into_iter().chain(leaks(&lines)) {
         say(format_args!("  {advice}"));
     }
     let mut aborted: BTreeMap<String, usize> = BTreeMap::new();
@@ -468,6 +494,12 @@ fn misplaced(lines: &[Line]) -> BTreeSet<String> {
         Some(format!("the placeholder of {credential} was in {place}, {}, for {host}{port}{to_do}", reason.text()))
     };
     lines.iter().filter_map(of).collect()
+}
+
+/// Says where keys were that were stopped, once for each place.
+fn leaks(lines: &[Line]) -> BTreeSet<String> {
+    let leaks = lines.iter().filter(|line| line.code.as_deref() == Some("leak_detected"));
+    leaks.filter_map(|line| Some(format!("{}, for {}", clean(line.rule.as_deref()?), place(line)))).collect()
 }
 
 /// Returns the host and port of a request, as far as they are known.

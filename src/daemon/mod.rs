@@ -7,13 +7,14 @@ mod preparation;
 pub mod reload;
 pub mod vault;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
@@ -30,6 +31,7 @@ use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
+use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
@@ -225,6 +227,12 @@ impl Daemon {
         let closed = closing.await.is_ok();
         let flushed = self.services.audit.flush().await.is_ok();
         drained && closed && flushed
+    }
+
+    /// Returns the credentials whose values clients have sent themselves, and announces each further one.
+    #[must_use]
+    pub fn sent_by_clients(&self) -> watch::Receiver<BTreeSet<CredentialName>> {
+        self.services.finds.sent_by_clients()
     }
 
     /// Returns a token that makes [`Self::shutdown`] abort the requests in flight when it is cancelled.

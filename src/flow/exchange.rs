@@ -52,8 +52,8 @@ pub(super) async fn run(
     record: &mut Record,
 ) -> Verdict<Answer> {
     let policy = services.policies.snapshot();
-    let (head, body) = request.into_parts();
-    let grant = authorize::request(&policy, &destination.admitted, counted, &head, record)?;
+    let (mut head, body) = request.into_parts();
+    let grant = authorize::request(&policy, &destination.admitted, counted, &mut head, record)?;
     // The body keeps the limits of this grant, even if the grant is renewed below: it is already being read.
     let body = RequestBody::new(body, &grant, &services.body_budget, record.transfer_counts());
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,

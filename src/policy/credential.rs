@@ -7,6 +7,7 @@ use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, RANGE, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE, VIA,
 };
+use subtle::ConstantTimeEq;
 
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
@@ -183,6 +184,12 @@ impl Credential {
     #[must_use]
     pub fn value(&self) -> Option<&Secret> {
         self.value.as_ref()
+    }
+
+    /// Whether a text is the value. Compares in constant time, because the time must not tell how much of a guess is right.
+    #[must_use]
+    pub fn is_value(&self, text: &[u8]) -> bool {
+        self.value().is_some_and(|value| value.expose().ct_eq(text).into())
     }
 
     /// Returns how hard the value is to guess. For `user:password` this is the strength of the password.

@@ -371,6 +371,15 @@ fn sizes(s: &mut Section<'_>, default: Sizes, findings: &Findings) -> Sizes {
     sizes
 }
 
+/// What happens to a credential's value that a client itself sends in the credential's place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OwnPlace {
+    Refuse,
+    Allow,
+}
+
+choice!(OwnPlace, "refuse" => OwnPlace::Refuse, "allow" => OwnPlace::Allow);
+
 fn leak(mut s: Section<'_>, findings: &Findings) -> Leak {
     let default = Leak::default();
     let families = s.take::<Vec<Family>>("families").unwrap_or_default();
@@ -386,7 +395,8 @@ fn leak(mut s: Section<'_>, findings: &Findings) -> Leak {
     if !(10..=10_000).contains(&max_ratio) {
         findings.problem(s.at("max_ratio"), format!("{max_ratio} is out of range"), "10 to 10000");
     }
-    Leak { families, max_finds, max_decoded, max_ratio }
+    let allows_own_place = s.take("own_place").unwrap_or(OwnPlace::Refuse) == OwnPlace::Allow;
+    Leak { families, max_finds, max_decoded, max_ratio, allows_own_place }
 }
 
 impl Source {

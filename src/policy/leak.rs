@@ -9,6 +9,7 @@ pub struct Leak {
     pub(super) max_finds: u32,
     pub(super) max_decoded: u64,
     pub(super) max_ratio: u64,
+    pub(super) allows_own_place: bool,
 }
 
 impl Leak {
@@ -35,10 +36,16 @@ impl Leak {
     pub fn max_ratio(&self) -> u64 {
         self.max_ratio
     }
+
+    /// Returns true if a client may itself send a credential's value, in the credential's place and to its own host.
+    #[must_use]
+    pub fn allows_own_place(&self) -> bool {
+        self.allows_own_place
+    }
 }
 
 impl Default for Leak {
     fn default() -> Self {
-        Self { families: Vec::new(), max_finds: 3, max_decoded: 64_000_000, max_ratio: 100 }
+        Self { families: Vec::new(), max_finds: 3, max_decoded: 64_000_000, max_ratio: 100, allows_own_place: false }
     }
 }

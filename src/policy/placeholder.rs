@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::credential::Credential;
 use super::task_credentials::TaskCredentials;
-use crate::model::name::is_plain;
+use crate::model::name::{CredentialName, is_plain};
 
 /// The maximum length of a credential's name, in bytes.
 const MAX_NAME: usize = 64;
@@ -34,6 +34,12 @@ impl PlaceholderSyntax {
             Self::Nonce(nonce) => format!("${{{nonce}."),
             Self::Usual => "${secrets.".to_owned(),
         }
+    }
+
+    /// Returns the placeholder of a credential.
+    #[must_use]
+    pub fn placeholder(&self, name: &CredentialName) -> String {
+        format!("{}{name}}}", self.opening())
     }
 
     /// Returns the first placeholder in a text.
@@ -78,7 +84,6 @@ mod tests {
     use super::*;
     use std::sync::OnceLock;
 
-    use crate::model::name::CredentialName;
     use crate::policy::credential::Auth;
 
     fn credential(name: &str, placeholder: Option<&str>) -> Arc<Credential> {

@@ -326,7 +326,7 @@ fn elsewhere(record: &mut Record) -> Refusal {
 }
 
 /// Decodes the credentials after `Basic` (RFC 7617), as leniently as servers do.
-fn decode_basic(value: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn decode_basic(value: &[u8]) -> Option<Vec<u8>> {
     let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| matches!(byte, b' ' | b'\t'))?)?;
     if !scheme.eq_ignore_ascii_case(b"basic") {
         return None;

@@ -1,6 +1,7 @@
 //! Authorizes destinations and requests: host, scheme and port once per destination, method and path for each request.
 
 pub(super) mod credential;
+mod own_place;
 pub mod revocation;
 
 use http::Method;
@@ -395,10 +396,13 @@ pub fn request(
     policy: &Policy,
     admitted: &Admitted,
     _taken: CountedCall,
-    parts: &Parts,
+    parts: &mut Parts,
     record: &mut Record,
 ) -> Verdict<Grant> {
     same_authority(&admitted.target, parts)?;
+    if policy.leak().allows_own_place() {
+        own_place::replace(task(policy, &admitted.caller)?, admitted, parts, record)?;
+    }
     grant(policy, admitted, parts, record)
 }
 

@@ -145,20 +145,22 @@ fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> 
             return Err(record.leak(&found, "the path or query"));
         }
     }
-    if let Some(found) = find_in_fields(grant, &parts.headers) {
-        return Err(record.leak(&found, "a header field"));
+    if let Some((found, field)) = find_in_fields(grant, &parts.headers) {
+        let place = field.map_or_else(|| "header fields".to_owned(), |name| format!("the header field {name}"));
+        return Err(record.leak(&found, &place));
     }
     Ok(())
 }
 
 /// Scans fields: names, values, and the values of fields that are sent one after the other, because a protected value
-/// may be split between them.
-fn find_in_fields(grant: &Grant, headers: &HeaderMap) -> Option<Finding> {
+/// may be split between them. Returns the field, if it is in one only.
+fn find_in_fields<'h>(grant: &Grant, headers: &'h HeaderMap) -> Option<(Finding, Option<&'h HeaderName>)> {
     let values = grant.values();
     // The caller's token is read and removed from this field, where it belongs.
     let mut scanned = headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
-    let one = |(name, value): (&HeaderName, &HeaderValue)| {
-        values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
+    let one = |(name, value): (&'h HeaderName, &HeaderValue)| {
+        let found = values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))?;
+        Some((found, Some(name)))
     };
     let unsent = UnsentFields::of(grant, headers);
     let sent = || headers.iter().filter(|(name, _)| !unsent.contains(name)).map(|(_, value)| value.as_bytes());
@@ -171,7 +173,7 @@ fn find_in_fields(grant: &Grant, headers: &HeaderMap) -> Option<Finding> {
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
     let cookie_values = || cookies().map(|cookie| unquoted(cookie.get(unnamed(cookie)..).unwrap_or_default()));
     let in_cookies = || headers.contains_key(COOKIE).then(|| values.find_across(cookie_values())).flatten();
-    scanned.find_map(one).or_else(across).or_else(in_cookies)
+    scanned.find_map(one).or_else(|| Some((across().or_else(in_cookies)?, None)))
 }
 
 /// Returns the value of a cookie without blanks around it and without quotes, which servers ignore (RFC 6265 §4.1.1).

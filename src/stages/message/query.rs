@@ -37,7 +37,8 @@ pub(crate) fn remove_parameters(query: &str, matches: impl Fn(&[u8]) -> bool) ->
     query.split('&').map(others).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("&")
 }
 
-fn encode(text: &[u8]) -> Cow<'_, str> {
+/// Encodes a name or value.
+pub(crate) fn encode(text: &[u8]) -> Cow<'_, str> {
     percent_encode(text, RESERVED).into()
 }
 

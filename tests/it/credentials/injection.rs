@@ -572,7 +572,7 @@ async fn a_refusal_names_its_credential() {
             told(FOREIGN),
             &foreign,
         ),
-        (&here, vec![("x-text", VALUE)], leak, told("KEY"), "KEY: its value is in a header field"),
+        (&here, vec![("x-text", VALUE)], leak, told("KEY"), "KEY: its value is in the header field x-text"),
     ];
     for (n, (url, fields, code, name, rule)) in rows.iter().enumerate() {
         let reply = lab.by(Way::Absolute, "GET", url, fields, "").await;

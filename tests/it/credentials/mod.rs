@@ -3,5 +3,6 @@
 pub mod auto;
 pub mod credential_theft;
 pub mod injection;
+pub mod own_place;
 pub mod secret_hygiene;
 pub mod vault;

@@ -112,6 +112,42 @@ async fn a_key_without_a_place_is_sent_as_the_client_sends_it() {
     }
 }
 
+/// Some clients have the key in a file. Its own host may get it from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_the_command_sends_itself_is_reported() {
+    let (builder, origin) = place().await;
+    let bound = format!("api.test:{}", origin.port());
+    let script = "echo \"$HTTPS_PROXY\"; echo end; read x";
+    let mut child = run(&builder, &format!("GITHUB_TOKEN@{bound}"), &["sh", "-c", script]);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
+    let (userinfo, address) = seen[0].strip_prefix("http://").unwrap().split_once('@').unwrap();
+    let send = async |name: &str, value: &str| {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = http::Request::get(format!("https://{bound}/")).header("host", &bound);
+        let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
+        let request = request.header("proxy-authorization", format!("Basic {token}"));
+        let request = request.header(name, value).body(lab::client::empty()).unwrap();
+        lab::Reply::read(lab::client::h1(stream, request).await).await
+    };
+    for _ in 0..3 {
+        assert_eq!(send("authorization", &format!("Bearer {VALUE}")).await.status, 200);
+        assert_eq!(origin.last().headers["authorization"], format!("Bearer {VALUE}"));
+    }
+    let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let report = "exeat: the command sent the real GITHUB_TOKEN itself; it has it from a file or its configuration";
+    assert!(stderr.any(|line| line == report), "while the command runs");
+    send("x-text", &format!("a b {VALUE}")).await.assert_refused(403, "leak_detected");
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let words: Vec<String> = stderr.collect();
+    assert!(!words.contains(&report.to_owned()), "once: {words:#?}");
+    let told = format!("  GITHUB_TOKEN: its value is in the header field x-text, for {bound}");
+    assert!(words.contains(&told) && !words.join(" ").contains(VALUE), "{words:#?}");
+    assert!(child.wait().unwrap().success());
+}
+
 /// Clients remember keys that were approved or stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_run_gives_the_same_placeholder() {
