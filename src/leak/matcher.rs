@@ -403,6 +403,10 @@ mod tests {
                 format!("sessionid={secret}; theme=dark"),
                 format!("Bearer {secret}"),
                 format!("DeepL-Auth-Key {secret}"),
+                format!(
+                    r#"{{"type":"service","id": "a\"b","secret_key" : "{secret}","url":"db.internal.example.com"}}"#
+                ),
+                format!(r#"{{"auth":{{"user":"orders_service","value":"{secret}"}}}}"#),
             ];
             for value in values {
                 let whole = Value::new(ValueOwner::Token, value.as_bytes()).with_halves(Strength::of(value.as_bytes()));

@@ -203,8 +203,8 @@ const fn kind_of(byte: &u8) -> u8 {
 const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"signature", b"token"];
 
 /// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
-/// audience, that of a URL its host, that of a connection string the server, that of a cookie its name, that of a whole
-/// field its scheme. Other texts contain them as well. Returns nothing if a text of such a form has no part that looks
+/// audience, that of a URL its host, that of a connection string or a document the server, that of a cookie its name, that of a
+/// whole field its scheme. Other texts contain them as well. Returns nothing if a text of such a form has no part that looks
 /// secret.
 pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     let value = without_auth_scheme(value);
@@ -217,7 +217,7 @@ pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     if let Some(rest) = after_scheme(value) {
         return password_of_url(rest);
     }
-    if is_document(value) { &[] } else { value }
+    if is_document(value) { secret_member(value) } else { value }
 }
 
 /// Returns a key without an authentication scheme before it (RFC 9110 §11.1), such as `Token`.
@@ -235,7 +235,6 @@ fn without_auth_scheme(value: &[u8]) -> &[u8] {
 /// session cookie does. Returns nothing if no field does, and `None` for a text that does not consist of fields: names and
 /// values, separated by semicolons.
 fn secret_field(value: &[u8]) -> Option<&[u8]> {
-    const MIN_RANDOM: usize = 16;
     if !value.contains(&b';') {
         return None;
     }
@@ -245,14 +244,54 @@ fn secret_field(value: &[u8]) -> Option<&[u8]> {
         Some((name, value.get(1..).unwrap_or_default()))
     });
     // The first field of some connection strings is a URL.
-    let named = parsed.clone().flatten().filter(|(name, _)| names_secret(name)).map(|(_, value)| value);
-    if let Some(secret) = named.max_by_key(|value| value.len()) {
-        return Some(secret);
+    let named = longest_named(parsed.clone().flatten());
+    if named.is_some() {
+        return named;
     }
     let fields = parsed.map(|field| field.filter(|(name, _)| is_field_name(name))).collect::<Option<Vec<_>>>()?;
-    let random =
-        fields.into_iter().map(|(_, value)| value).filter(|value| value.len() >= MIN_RANDOM && is_mixed(value));
-    Some(random.max_by_key(|value| value.len()).unwrap_or_default())
+    Some(longest_random(fields.into_iter()))
+}
+
+type Field<'v> = (&'v [u8], &'v [u8]);
+
+/// Returns the longest value whose name is that of a secret.
+fn longest_named<'v>(fields: impl Iterator<Item = Field<'v>>) -> Option<&'v [u8]> {
+    fields.filter(|(name, _)| names_secret(name)).map(|(_, value)| value).max_by_key(|value| value.len())
+}
+
+/// Returns the longest value that looks random, or nothing.
+fn longest_random<'v>(fields: impl Iterator<Item = Field<'v>>) -> &'v [u8] {
+    const MIN_RANDOM: usize = 16;
+    let random = fields.map(|(_, value)| value).filter(|value| value.len() >= MIN_RANDOM && is_mixed(value));
+    random.max_by_key(|value| value.len()).unwrap_or_default()
+}
+
+/// Returns the secret among the members of a JSON document, at any depth, as [`secret_field`] does among fields.
+fn secret_member(document: &[u8]) -> &[u8] {
+    let mut strings = Vec::new();
+    let (mut start, mut at) = (None, 0_usize);
+    while let Some(found) = document.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+        let here = at.saturating_add(found);
+        let is_escape = document.get(here) == Some(&b'\\');
+        at = here.saturating_add(if is_escape { 2 } else { 1 });
+        if !is_escape {
+            start = match start {
+                None => Some(at),
+                Some(from) => {
+                    strings.push((from, here));
+                    None
+                }
+            };
+        }
+    }
+    let text = |(from, to): (usize, usize)| document.get(from..to).unwrap_or_default();
+    let pairs = strings.iter().zip(strings.iter().skip(1)).filter(|((_, end), (start, _))| {
+        // Between a name and its value, there is a colon and nothing else: `": "`.
+        let between = document.get(end.saturating_add(1)..start.saturating_sub(1)).unwrap_or_default();
+        between.trim_ascii() == b":"
+    });
+    let fields = pairs.map(|(name, value)| (text(*name), text(*value)));
+    longest_named(fields.clone()).unwrap_or_else(|| longest_random(fields))
 }
 
 /// Returns true for the name of a field that holds a secret, however it is spaced.
@@ -418,7 +457,17 @@ mod tests {
             ("Endpoint=sb://k/;SharedAccessKeyName=n;SharedAccessKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==", true, true),
             ("Server=tcp:prod-sql.database.windows.net,1433;User ID=app;Password=Xk29dLq8VwRt41;", false, false),
             ("AccountName=k;AccountKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==;Suffix=core.example.com", true, true),
-            ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", false, false),
+            ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", true, true),
+            (
+                "{\"a\":{\"token\": \"k7Qz2mXv9LpW4sVt6eRRu8Yb\",\"id\":\"orders_service_of_the_first_zone\"}}",
+                false,
+                false,
+            ),
+            (
+                "{\"type\":\"service_account\",\"url\":\"https://prod-sql.database.windows.net\",\"zone\":71283}",
+                false,
+                false,
+            ),
             ("sessionid=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf; theme=dark", true, true),
             ("theme=dark; sessionid=k7Qz2mXv9LpW4sVt6eRRu8Yb", false, false),
             ("Server=prod-sql.database.windows.net;Trusted_Connection=yes;Database=orders2026", false, false),
@@ -455,7 +504,7 @@ mod tests {
             ("https://hooks.slack.com/services/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", None),
             ("postgres://orders_readonly_service:k7Qz2mXv9LpW4sVt6eRRu8Yb@db/o", Some(35 + 12)),
             ("Server=tcp:prod-sql.database.windows.net,1433;Password=k7Qz2mXv9LpW4sVt6eRRu8Yb;", Some(55 + 12)),
-            ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", None),
+            ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", Some(33 + 16)),
         ];
         for (value, part) in rows {
             let Strength::Strong(halves) = Strength::of(value.as_bytes()) else { panic!("{value}") };

@@ -4,6 +4,7 @@
 //! Either all families are decoded, because a sender is free to choose what to escape and how, or only one of them, as
 //! most recipients do. Bytes that are no escape are passed through.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -642,9 +643,31 @@ const NAMED_REFERENCES: [(&[u8], char); 51] = [
     (b"zwnj", '\u{200c}'),
 ];
 
-/// Returns true if a text ends within an escape, so that a decoder may take what follows for the rest of it.
+/// Returns true if a text ends within an escape, so that a decoder may take what follows for the rest of it, also after
+/// it has decoded the text before. `%25` ends within an escape of a second layer.
 #[must_use]
 pub fn ends_within_escape(text: &[u8]) -> bool {
+    /// More layers are not decoded, and a text with more is taken for one that ends within an escape.
+    const MAX_LAYERS: usize = 4;
+    /// Escapes before these bytes have no influence on the end.
+    const MAX_TAIL: usize = 256;
+    let tail = text.get(text.len().saturating_sub(MAX_TAIL)..).unwrap_or_default();
+    let mut texts = BTreeSet::from([tail.to_vec()]);
+    for layer in 0..MAX_LAYERS {
+        // Behind a decoded `&`, a value continues an escape only if it begins with `#` or a name.
+        let is_open = |text: &Vec<u8>| (layer == 0 || text.last() != Some(&b'&')) && is_in_escape(text);
+        if texts.iter().any(is_open) {
+            return true;
+        }
+        // Each family of escapes is also decoded alone, because decoders of one family ignore the others.
+        let families = || EscapeFamilies::EACH.into_iter().chain([EscapeFamilies::ALL]);
+        let decoded = texts.iter().flat_map(|text| families().map(move |one| (text, unescape_family(text, one))));
+        texts = decoded.filter(|(text, decoded)| **decoded != **text).map(|(_, decoded)| decoded.to_vec()).collect();
+    }
+    !texts.is_empty()
+}
+
+fn is_in_escape(text: &[u8]) -> bool {
     /// Longer ends are no escape, except for leading zeros, which no decoder needs.
     const MAX_END: usize = 40;
     let of_escape = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'#' | b'{');
@@ -763,6 +786,20 @@ mod tests {
             "&#x4",
             "&am",
             "&amp",
+            // In a second or third layer, of the same family or another.
+            "%25",
+            "%254",
+            "%25254",
+            "%5C",
+            "%5Cu00",
+            "&amp;#x",
+            "&#38;#",
+            "%26%23x4",
+            "\\u0025",
+            "\\\\u00254",
+            "&#37;4",
+            "&#92;x",
+            "%25\\u0034",
         ];
         for text in open {
             assert!(ends_within_escape(text.as_bytes()), "{text}");

@@ -301,7 +301,7 @@ async fn a_placeholder_in_one_of_many_cookies_is_replaced() {
 async fn a_placeholder_within_an_escape_is_refused() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"\nswap_in = [\"header:Cookie\"]", "").await;
     let url = format!("https://api.test:{}/", origin.port());
-    for (n, before) in ["%", "%4", "\\u00", "\\x", "&#x", "a=1&amp"].into_iter().enumerate() {
+    for (n, before) in ["%", "%4", "\\u00", "\\x", "&#x", "a=1&amp", "%25", "%254", "&amp;#x"].into_iter().enumerate() {
         let cookie = format!("s={before}${{secrets.KEY}}");
         let reply = lab.by(Way::Absolute, "GET", &url, &[("cookie", &cookie)], "").await;
         reply.assert_refused(403, "credential_not_bound");
