@@ -25,6 +25,8 @@ const ROUND: Duration = Duration::from_millis(1);
 const TURNS_PER_THREAD: RangeInclusive<usize> = 2..=64;
 /// A longer poll counts at once, and a shorter one with this divisor, so that long polls between short ones are seen.
 const DECAY: u32 = 32;
+/// The number of polls in which a task is new. A connection has read its first request by then, also after a TLS handshake.
+const NEW_POLLS: u8 = 8;
 
 /// The queue of one owner, such as an execution.
 pub(crate) struct FairQueue {
@@ -43,6 +45,11 @@ struct QueueState {
     poll: Duration,
     /// Woken tasks without a turn. Some of them may have ended or changed their owner since.
     waiting: VecDeque<Arc<Task>>,
+    /// Those that have begun a short while ago. Every other turn is theirs, so that a new connection does not wait for all
+    /// others.
+    new: VecDeque<Arc<Task>>,
+    /// The last turn went to a new task.
+    was_new: bool,
 }
 
 /// A task, and its waker.
@@ -51,6 +58,8 @@ struct Task(Mutex<TaskState>);
 struct TaskState {
     queue: Arc<FairQueue>,
     phase: Phase,
+    /// The number of polls while the task is new.
+    polls: u8,
     /// The waker of the runtime.
     runtime: Option<Waker>,
 }
@@ -113,15 +122,22 @@ impl FairQueue {
 
     /// Creates the membership of a task that is about to start.
     pub(crate) fn member(self: &Arc<Self>) -> Membership {
-        Membership(Arc::new(Task(Mutex::new(TaskState { queue: self.clone(), phase: Phase::Idle, runtime: None }))))
+        Membership(Arc::new(Task(Mutex::new(TaskState {
+            queue: self.clone(),
+            phase: Phase::Idle,
+            polls: 0,
+            runtime: None,
+        }))))
     }
 
     /// Takes a turn for a task and returns true, or adds the task to the queue.
-    fn enter(&self, task: &Arc<Task>) -> bool {
+    fn enter(&self, task: &Arc<Task>, is_new: bool) -> bool {
         let mut state = self.state.lock();
         let is_free = state.turns < self.max_turns(&state);
         if is_free {
             state.turns = state.turns.saturating_add(1);
+        } else if is_new {
+            state.new.push_back(task.clone());
         } else {
             state.waiting.push_back(task.clone());
         }
@@ -149,7 +165,7 @@ impl FairQueue {
         }
         state.turns = state.turns.saturating_sub(1);
         while state.turns < self.max_turns(&state)
-            && let Some(next) = state.waiting.pop_front()
+            && let Some(next) = state.pop()
         {
             state.turns = state.turns.saturating_add(1);
             drop(state);
@@ -162,6 +178,21 @@ impl FairQueue {
     }
 }
 
+impl QueueState {
+    /// Returns the task that gets the next turn.
+    fn pop(&mut self) -> Option<Arc<Task>> {
+        self.was_new = !self.new.is_empty() && (!self.was_new || self.waiting.is_empty());
+        if self.was_new { self.new.pop_front() } else { self.waiting.pop_front() }
+    }
+}
+
+impl TaskState {
+    /// Takes a turn for the task and returns true, or adds it to its queue.
+    fn enter(&self, task: &Arc<Task>) -> bool {
+        self.queue.enter(task, self.polls < NEW_POLLS)
+    }
+}
+
 impl Task {
     /// Begins a poll. Returns false if the task has no turn.
     fn begin(self: &Arc<Self>, runtime: &Waker) -> bool {
@@ -170,7 +201,7 @@ impl Task {
             state.runtime = Some(runtime.clone());
         }
         let has_turn = match state.phase {
-            Phase::Idle => state.queue.enter(self),
+            Phase::Idle => state.enter(self),
             Phase::Granted | Phase::Running | Phase::RunningWoken => true,
             Phase::Waiting | Phase::Ended => false,
         };
@@ -179,6 +210,9 @@ impl Task {
             (_, true) => Phase::Running,
             (_, false) => Phase::Waiting,
         };
+        if has_turn {
+            state.polls = state.polls.saturating_add(1);
+        }
         has_turn
     }
 
@@ -245,7 +279,7 @@ impl Wake for Task {
         match state.phase {
             Phase::Running => state.phase = Phase::RunningWoken,
             Phase::Idle => {
-                let has_turn = state.queue.enter(self);
+                let has_turn = state.enter(self);
                 state.phase = if has_turn { Phase::Granted } else { Phase::Waiting };
                 let runtime = if has_turn { state.runtime.clone() } else { None };
                 drop(state);
@@ -279,7 +313,7 @@ impl Membership {
             queue.enter_running();
             drop(state);
             before.give_back(None);
-        } else if phase == Phase::Waiting && queue.enter(&self.0) {
+        } else if phase == Phase::Waiting && state.enter(&self.0) {
             state.phase = Phase::Granted;
             let runtime = state.runtime.clone();
             drop(state);
@@ -325,7 +359,7 @@ mod tests {
 
     fn turns(queue: &FairQueue) -> (usize, usize) {
         let state = queue.state.lock();
-        (state.turns, state.waiting.len())
+        (state.turns, state.waiting.len() + state.new.len())
     }
 
     /// A future that counts its polls, and wants to run again at once.
@@ -401,7 +435,10 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let counts: Vec<usize> = polls.iter().map(|polls| polls.load(Ordering::Relaxed)).collect();
-        assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 2, "{counts:?}");
+        assert!(
+            counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 2 * usize::from(NEW_POLLS),
+            "{counts:?}"
+        );
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
@@ -450,6 +487,22 @@ mod tests {
             polls.fetch_add(1, Ordering::Relaxed);
             Poll::Pending
         })
+    }
+
+    #[test]
+    fn new_tasks_get_every_other_turn() {
+        let (queue, polls) = (queue(1), Arc::<AtomicUsize>::default());
+        let mut tasks: Vec<_> = (0..8).map(|_| Box::pin(queue.run(idle(&polls)))).collect();
+        for old in &mut tasks[..4] {
+            (0..NEW_POLLS).for_each(|_| assert!(poll(old, &polls)));
+        }
+        tasks.iter().for_each(|task| task.waker.wake_by_ref());
+        let mut order = Vec::new();
+        while order.len() < 8 {
+            let next = (0..8).find(|n| poll(&mut tasks[*n], &polls));
+            order.push(next.expect("a task that has a turn"));
+        }
+        assert_eq!(order, [0, 4, 1, 5, 2, 6, 3, 7]);
     }
 
     #[test]

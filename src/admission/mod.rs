@@ -45,6 +45,8 @@ pub(crate) struct Admission {
     state: Mutex<State>,
     /// A connection was identified or has ended.
     changed: Notify,
+    /// The queue for the tasks of unidentified connections.
+    queue: Arc<FairQueue>,
 }
 
 /// The unit of the per-source limit: an IPv4 address, an IPv6 /64, or the user at a Unix socket. A host usually
@@ -65,14 +67,7 @@ struct State {
     next: u64,
     /// In the order of admission.
     unidentified: BTreeMap<u64, Unidentified>,
-    by_source: HashMap<Source, OfSource>,
-}
-
-/// The unidentified connections of one source.
-#[derive(Default)]
-struct OfSource {
-    ids: BTreeSet<u64>,
-    queue: Arc<FairQueue>,
+    by_source: HashMap<Source, BTreeSet<u64>>,
 }
 
 struct Unidentified {
@@ -102,8 +97,6 @@ pub(crate) struct Slot {
     deadline: Instant,
     evicted: CancellationToken,
     identified: AtomicBool,
-    /// The queue of the source's unidentified connections.
-    queue: Arc<FairQueue>,
 }
 
 impl From<IpAddr> for Source {
@@ -132,6 +125,7 @@ impl Admission {
             grace,
             state: Mutex::default(),
             changed: Notify::new(),
+            queue: Arc::default(),
         }
     }
 
@@ -154,7 +148,7 @@ impl Admission {
     pub(crate) fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
         let now = Instant::now();
         let mut state = self.lock();
-        let own = state.by_source.get(&source).map(|of| &of.ids).filter(|ids| ids.len() >= self.max_per_source);
+        let own = state.by_source.get(&source).filter(|ids| ids.len() >= self.max_per_source);
         let (own, of_source) = (own.and_then(BTreeSet::first).copied(), own.is_some());
         let is_full = state.held >= self.total;
         if is_full && state.evicted > 0 {
@@ -174,10 +168,10 @@ impl Admission {
                 return Err(Full::Evicting);
             }
         }
-        let (id, evicted, queue) = state.add(source, now);
+        let (id, evicted) = state.add(source, now);
         drop(state);
         let deadline = now + self.lifetime;
-        Ok(Slot { admission: self.clone(), id, deadline, evicted, identified: AtomicBool::new(false), queue })
+        Ok(Slot { admission: self.clone(), id, deadline, evicted, identified: AtomicBool::new(false) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -187,22 +181,21 @@ impl Admission {
 }
 
 impl State {
-    fn add(&mut self, source: Source, since: Instant) -> (u64, CancellationToken, Arc<FairQueue>) {
+    fn add(&mut self, source: Source, since: Instant) -> (u64, CancellationToken) {
         let (id, evict) = (self.next, CancellationToken::new());
         self.next = self.next.wrapping_add(1);
         self.held = self.held.saturating_add(1);
         self.unidentified.insert(id, Unidentified { source, since, evict: evict.clone() });
-        let of_source = self.by_source.entry(source).or_default();
-        of_source.ids.insert(id);
-        (id, evict, of_source.queue.clone())
+        self.by_source.entry(source).or_default().insert(id);
+        (id, evict)
     }
 
     /// Removes a connection from the unidentified ones. Returns `None` if it is not one of them.
     fn remove(&mut self, id: u64) -> Option<Unidentified> {
         let found = self.unidentified.remove(&id)?;
-        if let Some(of) = self.by_source.get_mut(&found.source) {
-            of.ids.remove(&id);
-            if of.ids.is_empty() {
+        if let Some(ids) = self.by_source.get_mut(&found.source) {
+            ids.remove(&id);
+            if ids.is_empty() {
                 self.by_source.remove(&found.source);
             }
         }
@@ -246,9 +239,10 @@ impl Slot {
         (!self.is_identified()).then_some(self.deadline)
     }
 
-    /// Returns the queue for the connection's task until it is identified.
+    /// Returns the queue for the connection's task until it is identified. All sources share it: one for each would give a
+    /// share of the processor to each of many addresses.
     pub(crate) fn queue(&self) -> &Arc<FairQueue> {
-        &self.queue
+        &self.admission.queue
     }
 
     /// Returns when the connection is evicted.

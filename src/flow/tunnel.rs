@@ -289,6 +289,10 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// with many tunnels. The windows are the defaults of RFC 9113 §6.9.2. The send buffer holds data that the client does
 /// not read.
 const SMALL_WINDOWS: (u32, u32, usize) = (65_535, 65_535, 32 * 1024);
+/// The number of streams of a tunnel at a time, and of one of an execution with many tunnels. Each holds a head of up to
+/// `max_head_bytes`, several times over.
+const STREAMS: u32 = 100;
+const FEW_STREAMS: u32 = 10;
 /// Interval at which an h2 connection is checked for open requests.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a connection is checked for open requests after GOAWAY.
@@ -576,7 +580,7 @@ fn h2(client: &Client, has_room: bool) -> http2::Builder<FairExecutor> {
     let head = u32::try_from(client.services.settings.proxy.max_head_bytes).unwrap_or(64_000);
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(100)
+        .max_concurrent_streams(if has_room { STREAMS } else { FEW_STREAMS })
         .max_pending_accept_reset_streams(20)
         .max_local_error_reset_streams(128)
         .max_header_list_size(head)

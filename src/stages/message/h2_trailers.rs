@@ -26,6 +26,10 @@ const FRAME_HEADER: usize = 9;
 const MAX_PREFIX: usize = 6;
 /// The most bytes of a field block held before its first field. Two table size updates take twelve at most.
 const MAX_HELD: usize = 64;
+/// Bytes that h2 gets before the task yields, and the share of them that a frame without content counts for. h2 processes
+/// what it has got without a pause, and a frame of 9 bytes may take as long as a kilobyte of content.
+const TURN: usize = 64 * 1024;
+const FRAME_COST: usize = 512;
 /// The most streams of an origin tracked at the same time.
 const MAX_STREAMS: usize = 1024;
 
@@ -44,6 +48,10 @@ pub struct MarkTrailers<T> {
     frames: Frames,
     /// Rewritten bytes that have not been read.
     out: BytesMut,
+    /// What each of these bytes counts for in a turn.
+    cost: usize,
+    /// Bytes left of the turn.
+    turn: usize,
 }
 
 /// An incremental parser for the incoming frames.
@@ -60,6 +68,8 @@ struct Frames {
     /// The last table size update continues in the next frame.
     within_size: bool,
     budget: FrameBudget,
+    /// The number of frames without content in the bytes that are being read.
+    without_content: usize,
 }
 
 /// A field block.
@@ -255,7 +265,11 @@ impl Frames {
     }
 
     fn start_frame(&mut self, frame: &Header) -> io::Result<()> {
-        if !self.budget.take(self.streams.cost(frame)) {
+        let cost = self.streams.cost(frame);
+        if cost > 0 {
+            self.without_content = self.without_content.saturating_add(1);
+        }
+        if !self.budget.take(cost) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "too many HTTP/2 frames without content"));
         }
         if frame.kind != CONTINUATION {
@@ -372,13 +386,30 @@ impl<T> MarkTrailers<T> {
             block: None,
             within_size: false,
             budget: FrameBudget::new(),
+            without_content: 0,
         };
-        Self { inner, frames, out: BytesMut::new() }
+        Self { inner, frames, out: BytesMut::new(), cost: 1, turn: TURN }
     }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for MarkTrailers<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.turn < self.cost {
+            self.turn = TURN;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let read = self.poll_frames(cx, buf);
+        let used = buf.filled().len().saturating_sub(before).saturating_mul(self.cost);
+        self.turn = if read.is_pending() { TURN } else { self.turn.saturating_sub(used) };
+        read
+    }
+}
+
+impl<T: AsyncRead + Unpin> MarkTrailers<T> {
+    /// Reads marked bytes. It reads from the connection only when all that were read have been returned.
+    fn poll_frames(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         while self.out.is_empty() {
             let before = buf.filled().len();
             ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
@@ -386,14 +417,18 @@ impl<T: AsyncRead + Unpin> AsyncRead for MarkTrailers<T> {
             if fresh.len() <= self.frames.skip {
                 // Nothing, or part of a payload that passes unchanged.
                 self.frames.skip = self.frames.skip.saturating_sub(fresh.len());
+                self.cost = 1;
                 return Poll::Ready(Ok(()));
             }
-            let Self { frames, out, .. } = &mut *self;
+            let Self { frames, out, .. } = self;
             let fed = frames.feed(fresh, out);
             buf.set_filled(before);
             fed?;
+            let of_frames = std::mem::take(&mut frames.without_content).saturating_mul(FRAME_COST);
+            self.cost = of_frames.checked_div(out.len()).unwrap_or_default().saturating_add(1);
         }
-        let length = self.out.len().min(buf.remaining());
+        let in_turn = self.turn.checked_div(self.cost).unwrap_or_default().max(1);
+        let length = self.out.len().min(buf.remaining()).min(in_turn);
         buf.put_slice(self.out.get(..length).unwrap_or_default());
         self.out.advance(length);
         Poll::Ready(Ok(()))
@@ -440,6 +475,40 @@ mod tests {
         let mut out = BytesMut::new();
         Header { length: payload.len(), kind, flags, stream }.write(&mut out);
         [&out[..], payload].concat()
+    }
+
+    /// h2 gets about a hundred frames without content before the task yields, and 64 KiB of content.
+    #[tokio::test]
+    async fn reading_yields_after_a_turn() {
+        let ping = frame(6, 0, 0, &[0; 8]);
+        let content = frame(DATA, 0, 1, &[0; 16_000]);
+        for (bytes, most) in [(ping.repeat(3_000), 3_000), (content.repeat(20), TURN + 16 * 1024)] {
+            let (ours, mut theirs) = tokio::io::duplex(bytes.len());
+            theirs.write_all(&bytes).await.unwrap();
+            let mut io = MarkTrailers::responses(ours);
+            let (mut read, mut buffer) = (Vec::new(), vec![0; 16 * 1024]);
+            let mut turns = 0;
+            while read.len() < bytes.len() {
+                let before = read.len();
+                std::future::poll_fn(|cx| {
+                    loop {
+                        let mut buf = ReadBuf::new(&mut buffer);
+                        match Pin::new(&mut io).poll_read(cx, &mut buf) {
+                            Poll::Ready(result) => result.unwrap(),
+                            Poll::Pending => return Poll::Ready(()),
+                        }
+                        read.extend_from_slice(buf.filled());
+                        if read.len() == bytes.len() {
+                            return Poll::Ready(());
+                        }
+                    }
+                })
+                .await;
+                turns += 1;
+                assert!(read.len() - before <= most, "{} bytes in a turn", read.len() - before);
+            }
+            assert!(read == bytes && turns >= 5, "{turns} turns");
+        }
     }
 
     async fn through(mut io: MarkTrailers<tokio::io::DuplexStream>) -> io::Result<Vec<u8>> {
