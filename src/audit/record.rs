@@ -202,13 +202,18 @@ impl Record {
         self.own = own.cloned();
     }
 
+    /// Returns a name for the log: of a host, a field or a parameter. Names are in lower case, so a value is not overwritten in
+    /// them like in other texts.
+    fn logged_name<'n>(&self, name: &'n str) -> &'n str {
+        let is_own = self.own.as_ref().is_some_and(|own| own.find_in_name(name).is_some());
+        if is_own || self.values.occur_in_name(name) { REDACTED } else { name }
+    }
+
     /// Records the destination.
     pub fn target(&mut self, target: &Target) {
         self.line.scheme = Some(target.scheme().as_str().into());
         let host = target.host().to_string();
-        let is_own = self.own.as_ref().is_some_and(|own| own.find_in_name(&host).is_some());
-        let cut = is_own || self.values.occur_in_name(&host);
-        self.line.host = Some(if cut { REDACTED.to_owned() } else { host.clone() });
+        self.line.host = Some(self.logged_name(&host).to_owned());
         self.requested_host = Some(host);
         self.line.port = Some(target.port());
     }
@@ -345,7 +350,8 @@ impl Record {
     /// `header:NAME` or `query:NAME`.
     pub fn refused_placeholder(&mut self, name: &CredentialName, place: &str, reason: Misplaced) -> Refusal {
         // The name in it is text of the client.
-        let logged = cut(&self.redact(place), MAX_PLACE);
+        let (kind, place_name) = place.split_once(':').unwrap_or((place, ""));
+        let logged = cut(&self.redact(&format!("{kind}:{}", self.logged_name(place_name))), MAX_PLACE);
         self.rule(format!("{name}: its placeholder is in {logged}, {}", reason.text()));
         self.about = Some(name.clone());
         self.line.placeholder = Some(PlaceholderPlace { credential: name.to_string(), place: logged, reason });
@@ -388,6 +394,12 @@ impl Record {
         self.about = found.credential().cloned();
         self.count_find(Deny::LeakDetected.into());
         Deny::LeakDetected.into()
+    }
+
+    /// As [`Self::leak`], for a find in a header field.
+    pub fn leak_in_field(&mut self, found: &Finding, field: &str) -> Refusal {
+        let place = format!("the header field {}", self.logged_name(field));
+        self.leak(found, &place)
     }
 
     /// Returns a refusal because of a limit of the plan.

@@ -1,5 +1,6 @@
 //! Placeholders: texts in a request that stand for a credential of the task.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::credential::Credential;
@@ -29,10 +30,10 @@ pub struct Placeholder<'t> {
 }
 
 impl PlaceholderSyntax {
-    fn opening(&self) -> String {
+    fn opening(&self) -> Cow<'static, str> {
         match self {
-            Self::Nonce(nonce) => format!("${{{nonce}."),
-            Self::Usual => "${secrets.".to_owned(),
+            Self::Nonce(nonce) => format!("${{{nonce}.").into(),
+            Self::Usual => "${secrets.".into(),
         }
     }
 

@@ -28,6 +28,10 @@ use crate::stages::inject::strip;
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::query;
 
+/// The maximum number of placeholders in a request. Each is replaced by a value, so the work and the size would be
+/// unlimited.
+const MAX_SWAPS: usize = 8;
+
 /// Minimum length of a nonce, in bytes: texts that do not contain it must not match by chance.
 const MIN_NONCE: usize = 16;
 
@@ -211,12 +215,15 @@ impl PlaceholderSearch<'_> {
             self.search_field(place, parts.headers.get_all(name), record)?;
         }
         let query = parts.uri.query().unwrap_or_default();
-        for (name, value) in query::pairs(query) {
-            let name = query::decode(name);
-            if matches!(&replaced, Some(Placement::Parameter(replaced)) if replaced.as_bytes() == name) {
-                continue;
+        // Most queries have none, and a query can have tens of thousands of parameters.
+        if self.first(&query::decode(query)).is_some() {
+            for (name, value) in query::pairs(query) {
+                let name = query::decode(name);
+                if matches!(&replaced, Some(Placement::Parameter(replaced)) if replaced.as_bytes() == &*name) {
+                    continue;
+                }
+                self.search_parameter(&name, &query::decode(value), query, record)?;
             }
-            self.search_parameter(&name, &query::decode(value), query, record)?;
         }
         if *self.syntax != PlaceholderSyntax::Usual {
             self.check_path(parts, record)?;
@@ -241,14 +248,15 @@ impl PlaceholderSearch<'_> {
     }
 
     fn search_parameter(&mut self, name: &[u8], value: &[u8], query: &str, record: &mut Record) -> Verdict<()> {
-        let count = || query::pairs(query).filter(|(key, _)| query::decode(key) == name).count();
-        let place = Placement::Parameter(String::from_utf8_lossy(name).into_owned());
+        let place = || Placement::Parameter(String::from_utf8_lossy(name).into_owned());
         if let Some(Placeholder { credential: Ok(credential), .. }) = self.first(name) {
-            return Err(self.misplaced(&credential, &place, Misplaced::InName, record));
+            return Err(self.misplaced(&credential, &place(), Misplaced::InName, record));
         }
-        // The count matters only for a parameter with a placeholder.
-        let only = self.first(value).is_none() || count() == 1;
-        self.search_text(&place, value, (false, only), record)
+        if self.first(value).is_none() {
+            return Ok(());
+        }
+        let only = query::pairs(query).filter(|(key, _)| *query::decode(key) == *name).count() == 1;
+        self.search_text(&place(), value, (false, only), record)
     }
 
     fn first<'t>(&self, text: &'t [u8]) -> Option<Placeholder<'t>> {
@@ -287,7 +295,8 @@ impl PlaceholderSearch<'_> {
         if !credential.swaps_in(place) {
             return Err(misplaced(Misplaced::OtherPlace, record));
         }
-        if !only || [before, after].into_iter().any(|rest| self.first(rest).is_some()) {
+        let is_last = self.swaps.len() >= MAX_SWAPS;
+        if is_last || !only || [before, after].into_iter().any(|rest| self.first(rest).is_some()) {
             return Err(misplaced(Misplaced::Repeated, record));
         }
         if self.credential.as_ref().is_some_and(|other| other.name() != credential.name()) {

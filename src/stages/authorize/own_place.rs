@@ -4,6 +4,9 @@
 //! The value is replaced by the credential's placeholder before the request is scanned, and `inject` puts it back. So it gets
 //! the same checks, scans and redaction as a placeholder, and only the head that is sent has it.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderValue;
@@ -17,6 +20,7 @@ use crate::audit::record::Record;
 use crate::model::refusal::Verdict;
 use crate::model::tool::Kind;
 use crate::policy::credential::{Credential, Placement};
+use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::Task;
 use crate::stages::message::query;
 
@@ -28,19 +32,74 @@ pub(super) fn replace(task: &Task, admitted: &Admitted, parts: &mut Parts, recor
     if !Kind::of(&parts.headers)?.takes_placeholders() {
         return Ok(());
     }
-    let syntax = placeholder_syntax(&parts.headers)?;
-    let bound =
-        task.credentials().iter().filter(|credential| admitted.allowed.may_receive(credential, &admitted.target));
-    for credential in bound {
-        let placeholder = syntax.placeholder(credential.name());
-        let own = OwnValue { credential, placeholder: placeholder.as_bytes() };
-        let in_fields = own.replace_in_fields(parts);
-        let in_query = own.replace_in_query(parts);
-        if in_fields || in_query {
+    let is_bound = |credential: &&Arc<Credential>| admitted.allowed.may_receive(credential, &admitted.target);
+    let bound: Vec<&Credential> = task.credentials().iter().filter(is_bound).map(AsRef::as_ref).collect();
+    if bound.is_empty() {
+        return Ok(());
+    }
+    let own = OwnValues { bound, syntax: placeholder_syntax(&parts.headers)? };
+    for (name, value) in &mut parts.headers {
+        if *name != PROXY_AUTHORIZATION
+            && let Some((credential, changed)) = own.without_value(&Placement::Field(name.clone()), value.as_bytes())
+            && let Ok(changed) = HeaderValue::from_bytes(&changed)
+        {
+            *value = changed;
             record.sent_by_client(credential.name());
         }
     }
+    own.replace_in_query(parts, record);
     Ok(())
+}
+
+/// The values to replace.
+struct OwnValues<'t> {
+    bound: Vec<&'t Credential>,
+    syntax: PlaceholderSyntax,
+}
+
+impl OwnValues<'_> {
+    fn replace_in_query(&self, parts: &mut Parts, record: &mut Record) {
+        let Some(given) = parts.uri.query() else { return };
+        let mut sent = None;
+        let changed: Vec<Cow<'_, str>> = given
+            .split('&')
+            .map(|pair| {
+                let changed = self.replace_in_pair(pair);
+                changed.map_or(Cow::Borrowed(pair), |(credential, changed)| {
+                    sent = Some(credential);
+                    changed.into()
+                })
+            })
+            .collect();
+        let Some(credential) = sent else { return };
+        let mut uri = parts.uri.clone().into_parts();
+        let path = format!("{}?{}", parts.uri.path(), changed.join("&"));
+        uri.path_and_query = PathAndQuery::try_from(path).ok();
+        if let Ok(uri) = http::Uri::from_parts(uri) {
+            parts.uri = uri;
+            record.sent_by_client(credential.name());
+        }
+    }
+
+    fn replace_in_pair(&self, pair: &str) -> Option<(&Credential, String)> {
+        let (name, value) = pair.split_once('=')?;
+        let value = query::decode(value);
+        let credential = self.bound.iter().find(|credential| credential.is_value(&value))?;
+        let place = Placement::Parameter(String::from_utf8(query::decode(name).into_owned()).ok()?);
+        let placeholder = self.syntax.placeholder(credential.name());
+        let changed = || format!("{name}={}", query::encode(placeholder.as_bytes()));
+        credential.swaps_in(&place).then(|| (*credential, changed()))
+    }
+
+    /// Returns a field's value with the placeholder of a credential whose value stands in it: alone, behind a scheme, or in
+    /// `Basic`.
+    fn without_value(&self, place: &Placement, field: &[u8]) -> Option<(&Credential, Vec<u8>)> {
+        self.bound.iter().filter(|credential| credential.swaps_in(place)).find_map(|credential| {
+            let placeholder = self.syntax.placeholder(credential.name());
+            let own = OwnValue { credential, placeholder: placeholder.as_bytes() };
+            Some((*credential, own.without_value(field)?))
+        })
+    }
 }
 
 /// A value to replace.
@@ -50,49 +109,6 @@ struct OwnValue<'a> {
 }
 
 impl OwnValue<'_> {
-    fn replace_in_fields(&self, parts: &mut Parts) -> bool {
-        let mut replaced = false;
-        for (name, value) in &mut parts.headers {
-            if *name != PROXY_AUTHORIZATION
-                && self.credential.swaps_in(&Placement::Field(name.clone()))
-                && let Some(changed) = self.without_value(value.as_bytes())
-                && let Ok(changed) = HeaderValue::from_bytes(&changed)
-            {
-                *value = changed;
-                replaced = true;
-            }
-        }
-        replaced
-    }
-
-    fn replace_in_query(&self, parts: &mut Parts) -> bool {
-        let Some(given) = parts.uri.query() else { return false };
-        let mut replaced = false;
-        let pair = |pair: &str| {
-            let (name, value) = pair.split_once('=')?;
-            let place = Placement::Parameter(String::from_utf8(query::decode(name)).ok()?);
-            let is_own = self.credential.swaps_in(&place) && self.credential.is_value(&query::decode(value));
-            is_own.then(|| format!("{name}={}", query::encode(self.placeholder)))
-        };
-        let changed: Vec<String> = given
-            .split('&')
-            .map(|given| {
-                let changed = pair(given);
-                replaced |= changed.is_some();
-                changed.unwrap_or_else(|| given.to_owned())
-            })
-            .collect();
-        let mut uri = parts.uri.clone().into_parts();
-        let path = format!("{}?{}", parts.uri.path(), changed.join("&"));
-        match PathAndQuery::try_from(path) {
-            Ok(path) if replaced => uri.path_and_query = Some(path),
-            Ok(_) | Err(_) => return false,
-        }
-        let Ok(uri) = http::Uri::from_parts(uri) else { return false };
-        parts.uri = uri;
-        true
-    }
-
     /// Returns a field's value with the placeholder: the value is alone, behind a scheme, or in `Basic`.
     fn without_value(&self, field: &[u8]) -> Option<Vec<u8>> {
         if self.credential.is_value(field) {

@@ -146,8 +146,10 @@ fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> 
         }
     }
     if let Some((found, field)) = find_in_fields(grant, &parts.headers) {
-        let place = field.map_or_else(|| "header fields".to_owned(), |name| format!("the header field {name}"));
-        return Err(record.leak(&found, &place));
+        return Err(match field {
+            Some(name) => record.leak_in_field(&found, name.as_str()),
+            None => record.leak(&found, "header fields"),
+        });
     }
     Ok(())
 }

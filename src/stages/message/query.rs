@@ -13,13 +13,17 @@ pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// Decodes a name or value.
-pub(crate) fn decode(text: &str) -> Vec<u8> {
+pub(crate) fn decode(text: &str) -> Cow<'_, [u8]> {
     decode_bytes(text.as_bytes())
 }
 
-pub(crate) fn decode_bytes(text: &[u8]) -> Vec<u8> {
+/// As [`decode`]. Allocates only if there is something to decode: a query can have tens of thousands of parameters.
+pub(crate) fn decode_bytes(text: &[u8]) -> Cow<'_, [u8]> {
+    if memchr::memchr2(b'+', b'%', text).is_none() {
+        return text.into();
+    }
     let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
-    percent_decode(&spaced).collect()
+    percent_decode(&spaced).collect::<Vec<u8>>().into()
 }
 
 /// Returns the query with exactly one parameter of this name, in last place. All other parameters stay as sent.

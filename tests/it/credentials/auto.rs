@@ -11,12 +11,18 @@ const PLACEHOLDER: &str = "sk-live-placeholder-0000000";
 
 /// Starts `api.test` and `other.test`, with one credential `KEY` that is bound to the first.
 async fn lab(credential: &str, integration: &str) -> (Lab, Origin, Origin) {
+    lab_with("env:KEY", credential, integration, "").await
+}
+
+/// As [`lab`], with the source of the value, and the content of the file `value`.
+async fn lab_with(source: &str, credential: &str, integration: &str, value: &str) -> (Lab, Origin, Origin) {
     let builder = LabBuilder::new().await;
+    std::fs::write(builder.dir.path().join("value"), value).unwrap();
     let (origin, other) = (builder.origin("api.test").await, builder.origin("other.test").await);
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n{integration}\n\
          [integrations.other]\nallowed_domains = [\"other.test\"]\nports = [{}]\n\
-         [credentials.KEY]\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\nplaceholder = \"{PLACEHOLDER}\"\n{credential}\n\
+         [credentials.KEY]\nvalue = \"{source}\"\ndomains = [\"api.test\"]\nplaceholder = \"{PLACEHOLDER}\"\n{credential}\n\
          [tasks.t]\nintegrations = [\"api\", \"other\"]\ncredentials = [\"KEY\"]\n",
         origin.port(),
         other.port()
@@ -88,6 +94,23 @@ async fn a_key_goes_where_the_client_sends_its_placeholder() {
         }
     }
     assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(KEY));
+}
+
+/// The number of placeholders in a request is limited, and a long query with one is served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_has_few_placeholders() {
+    let (lab, origin, _) = lab("auth_type = \"auto\"", "").await;
+    let of = |count: usize| (0..count).map(|n| format!("k{n}={PLACEHOLDER}")).collect::<Vec<_>>().join("&");
+    let url = |query: &str| format!("https://api.test:{}/?{query}", origin.port());
+    for way in Way::ALL {
+        assert_eq!(lab.by(way, "GET", &url(&of(8)), &[], "").await.status, 200);
+        assert_eq!(origin.last().uri.query().unwrap().matches("sk-live-51H").count(), 8);
+        lab.by(way, "GET", &url(&of(9)), &[], "").await.assert_refused(403, "credential_not_bound");
+        let long = "a&".repeat(4_000) + &of(1);
+        assert_eq!(lab.by(way, "GET", &url(&long), &[], "").await.status, 200);
+        assert!(origin.last().uri.query().unwrap().len() > 8_000);
+    }
+    assert_eq!(origin.seen().len(), 6);
 }
 
 /// The field or parameter, and the reason.
@@ -192,6 +215,20 @@ async fn a_placeholder_in_another_place_is_never_sent() {
             reply.assert_refused(403, "credential_not_bound");
         }
     }
+}
+
+/// The name of a field or parameter is text of the sandbox. A value in it is neither logged nor shown, and is a find.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_with_a_value_in_its_name_is_hidden() {
+    let value = "plain7q2zt9lmx4value";
+    let (lab, origin, _) = lab_with("file:value", "auth_type = \"bearer\"", "", value).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let reply = lab.by(Way::TunnelH1, "GET", &url, &[(value, PLACEHOLDER)], "").await;
+    reply.assert_refused(403, "credential_not_bound");
+    assert!(reply.problem().get("place").is_none(), "{reply:?}");
+    let line = lab.ended(0).await;
+    assert_eq!((&line["placeholder"]["place"], &line["finds"]), (&"header:[redacted]".into(), &1.into()), "{line}");
+    assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(value));
 }
 
 /// Where a credential is required, the text around its placeholder cannot be a key of the sandbox's own.
