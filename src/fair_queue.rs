@@ -2,8 +2,8 @@
 //!
 //! The runtime runs tasks in the order in which they were woken. If hundreds of connections of one execution are busy, a
 //! task of another execution would wait for all of them. Here only a few tasks of one owner are handed to the runtime at a
-//! time. The others wait in the queue of their owner, first come, first served, so that a task of another owner waits for
-//! a few polls only.
+//! time. The others wait in the queue of their owner, so that a task of another owner waits for a few polls only. They are
+//! served in the order in which they came, but every other turn goes to a task that has just begun.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -58,7 +58,7 @@ struct Task(Mutex<TaskState>);
 struct TaskState {
     queue: Arc<FairQueue>,
     phase: Phase,
-    /// The number of polls while the task is new.
+    /// The number of polls, as far as it fits.
     polls: u8,
     /// The waker of the runtime.
     runtime: Option<Waker>,

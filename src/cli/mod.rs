@@ -21,6 +21,7 @@ mod run;
 mod seccomp;
 mod secret;
 mod serve;
+mod summary;
 mod systemd;
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! `exeat run`: runs one command behind a proxy of its own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs;
 use std::io;
@@ -18,15 +18,16 @@ use toml::Table;
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
 use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey, variable_of};
+use super::summary::{Flags, summary};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
-use crate::audit::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, TaskName};
 use crate::policy::compile::{self, Config, Problem};
+use crate::policy::pattern::HostPattern;
 use crate::policy::source::CompileContext;
 
 /// Flags of `exeat run`.
@@ -52,6 +53,10 @@ pub(super) struct RunArgs {
     /// reached even if it is private; a name is never resolved to such an address
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
+    /// A host that the command may not reach, whatever else allows it, and whose refusals are not listed at the end: HOST or
+    /// *.HOST. For telemetry and updates, for example
+    #[arg(long, value_name = "HOST")]
+    deny: Vec<String>,
     /// A key that the command can use but not see: NAME@HOST. The value is read from the variable NAME. The command gets a
     /// placeholder of the same format instead, which the proxy replaces with the key in requests to HOST only, in the
     /// field or query parameter in which the command sends it. This also allows HOST. NAME=HOW@HOST allows one place
@@ -102,6 +107,10 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let command = args.command.iter().map(|argument| environment.unmarked(argument, &named));
     args.command = command.collect();
     let args = &*args;
+    let denied = denied_hosts(args).map_err(|problems| {
+        paths::report_problems(config, &problems);
+        Exit::Usage
+    })?;
     let private = fs::Permissions::from_mode(0o700);
     let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(io_failed)?;
     let token = files::hex(files::random::<24>().map_err(io_failed)?.as_slice());
@@ -113,7 +122,11 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let log = prepared.config.settings.audit.path.clone();
     let status = runtime.block_on(run_command(prepared, args, state.path(), &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {
-        summarize(&fs::read_to_string(log).unwrap_or_default(), args.learn);
+        let keys: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
+        let flags = Flags { learned: args.learn, isolated: args.isolate, keys: &keys, denied: &denied };
+        for line in summary(&fs::read_to_string(log).unwrap_or_default(), &flags) {
+            say(line);
+        }
     }
     Ok(exit_code(status))
 }
@@ -286,6 +299,9 @@ fn configure(
         task.insert("workspace".to_owned(), workspace.clone());
     }
     task.insert("observe".to_owned(), args.learn.into());
+    let denied =
+        list("denied_domains").into_iter().chain(args.deny.iter().map(|host| host.to_ascii_lowercase().into()));
+    task.insert("denied_domains".to_owned(), denied.collect::<Vec<_>>().into());
     // The other tasks are removed, so that their tokens are neither accepted nor loaded.
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
@@ -358,6 +374,15 @@ fn placeholder_credentials(
     Ok(placeholders)
 }
 
+/// Parses the `--deny` flags.
+fn denied_hosts(args: &RunArgs) -> Result<Vec<HostPattern>, Vec<Problem>> {
+    let parsed = args.deny.iter().map(|host| {
+        let wrong = || problem("--deny", format!("{host:?} is not a valid host"), "HOST or *.HOST, without a port");
+        HostPattern::parse_wide(&host.to_ascii_lowercase()).map_err(|_| wrong())
+    });
+    parsed.collect()
+}
+
 /// Returns the configuration of the chosen task, or an empty table if none was chosen.
 fn wanted_task(table: &Table, args: &RunArgs) -> Result<Table, Vec<Problem>> {
     let Some(task) = &args.task else { return Ok(Table::new()) };
@@ -423,149 +448,9 @@ fn problem(path: &str, problem: String, suggestion: &str) -> Vec<Problem> {
     vec![Problem { path: path.to_owned(), problem, suggestion: suggestion.to_owned() }]
 }
 
-/// Prints the numbers of allowed and refused requests, and the flag that would have allowed each refused one.
-fn summarize(log: &str, learned: bool) {
-    let lines: Vec<Line> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let passed = lines.iter().filter(|line| line.event == Event::Decided).count();
-    let mut refused: BTreeMap<(String, String), (usize, String)> = BTreeMap::new();
-    let mut flags: BTreeMap<String, ()> = BTreeMap::new();
-    for line in &lines {
-        let code = line.code.as_deref().unwrap_or_default();
-        let observed = line.rule.as_deref().and_then(|rule| rule.strip_prefix("observe:"));
-        if let (Some(code), true) = (observed, line.event == Event::Decided) {
-            flags.extend(allow_flag(line, code).map(|flag| (flag, ())));
-        }
-        if !code.is_empty() && !is_auth_challenge(line, &lines) {
-            let entry = refused
-                .entry((place(line), code.to_owned()))
-                .or_insert_with(|| (0, allow_flag(line, code).unwrap_or_default()));
-            entry.0 = entry.0.saturating_add(1);
-        }
-    }
-    for (code, more) in lines.iter().flat_map(|line| &line.codes) {
-        let entry = refused.entry(("(too many to list)".to_owned(), code.to_string())).or_default();
-        entry.0 = entry.0.saturating_add(usize::try_from(*more).unwrap_or(usize::MAX));
-    }
-    let count: usize = refused.values().map(|(count, _)| count).sum();
-    say(format_args!("exeat: {passed} allowed, {count} refused or failed"));
-    let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    // A credential is known to be sent only if an origin has responded.
-    for line in lines.iter().filter(|line| line.event == Event::Closed && line.response_status.is_some()) {
-        if let (Some(name), Some(host)) = (line.credential_used.as_deref(), line.host.as_deref()) {
-            let count = used.entry((name, host)).or_default();
-            *count = count.saturating_add(1);
-        }
-    }
-    for ((name, host), count) in &used {
-        say(format_args!("  {count:>4} × {name} sent to {}", clean(host)));
-    }
-    for ((place, code), (count, flag)) in &refused {
-        say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place));
-    }
-    for advice in misplaced(&lines).into_iter().chain(leaks(&lines)) {
-        say(format_args!("  {advice}"));
-    }
-    let mut aborted: BTreeMap<String, usize> = BTreeMap::new();
-    for line in lines.iter().filter(|line| is_client_tls_abort(line)) {
-        let count = aborted.entry(place(line)).or_default();
-        *count = count.saturating_add(1);
-    }
-    for (place, count) in &aborted {
-        say(format_args!("  {count:>4} × {place:<32} TLS aborted by the command: does it trust $SSL_CERT_FILE?"));
-    }
-    if learned && !flags.is_empty() {
-        let all: Vec<_> = flags.into_keys().collect();
-        say(format_args!("exeat: without --learn, the command would need: {}", all.join(" ")));
-    }
-}
-
-/// Says where placeholders were that were not replaced, and what to write, once for each place.
-fn misplaced(lines: &[Line]) -> BTreeSet<String> {
-    let of = |line: &Line| {
-        let PlaceholderPlace { credential, place, reason } = line.placeholder.as_ref()?;
-        let (place, host) = (clean(place), line.host.as_deref().map(clean)?);
-        let port = line.port.filter(|port| *port != 443).map(|port| format!(":{port}")).unwrap_or_default();
-        let to_do = match reason {
-            Misplaced::OtherPlace => {
-                format!(": write --credential {credential}@{host}{port}, or {credential}={place}@{host}{port}")
-            }
-            _ => String::new(),
-        };
-        Some(format!("the placeholder of {credential} was in {place}, {}, for {host}{port}{to_do}", reason.text()))
-    };
-    lines.iter().filter_map(of).collect()
-}
-
-/// Says where keys were that were stopped, once for each place.
-fn leaks(lines: &[Line]) -> BTreeSet<String> {
-    let leaks = lines.iter().filter(|line| line.code.as_deref() == Some("leak_detected"));
-    leaks.filter_map(|line| Some(format!("{}, for {}", clean(line.rule.as_deref()?), place(line)))).collect()
-}
-
-/// Returns the host and port of a request, as far as they are known.
-fn place(line: &Line) -> String {
-    let port = line.port.map(|port| format!(":{port}")).unwrap_or_default();
-    format!("{}{port}", line.host.as_deref().map_or("-".to_owned(), clean))
-}
-
-/// Whether a client first sent a request without the password and then repeated it with the password, on the same
-/// connection. git does this, and it is not a failure.
-fn is_auth_challenge(line: &Line, lines: &[Line]) -> bool {
-    line.code.as_deref() == Some("caller_unknown")
-        && lines.iter().any(|other| other.peer == line.peer && other.task.is_some())
-}
-
-/// Whether a client aborted the handshake. It probably does not trust the CA; nothing has been refused.
-fn is_client_tls_abort(line: &Line) -> bool {
-    line.verdict == Some(LineVerdict::Abandoned)
-        && line.rule.as_deref().is_some_and(|rule| rule.starts_with("client handshake: "))
-}
-
-/// Returns the flag that would have allowed a refused request, if there is one.
-fn allow_flag(line: &Line, code: &str) -> Option<String> {
-    let host = clean(line.host.as_deref()?);
-    let port = line.port?;
-    let plain = line.scheme.as_deref() == Some("http");
-    let usual = if plain { 80 } else { 443 };
-    let port = if port == usual { String::new() } else { format!(":{port}") };
-    let scheme = if plain { "http://" } else { "" };
-    matches!(code, "host_not_allowed" | "port_not_allowed" | "scheme_not_allowed")
-        .then(|| format!("--allow {scheme}{host}{port}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn auth_challenges_are_not_failures() {
-        let line = |peer: &str, code: Option<&'static str>, task: Option<&str>| Line {
-            peer: Some(peer.to_owned()),
-            code: code.map(Into::into),
-            task: task.map(str::to_owned),
-            ..Line::default()
-        };
-        let lines = [
-            line("127.0.0.1:1", Some("caller_unknown"), None),
-            line("127.0.0.1:1", None, Some("run")),
-            line("127.0.0.1:2", Some("caller_unknown"), None),
-            line("127.0.0.1:3", Some("host_not_allowed"), Some("run")),
-        ];
-        assert_eq!(lines.each_ref().map(|line| is_auth_challenge(line, &lines)), [true, false, false, false]);
-    }
-
-    #[test]
-    fn only_aborted_client_handshakes_count() {
-        let rows = [
-            (LineVerdict::Abandoned, "client handshake: received fatal alert: UnknownCA", true),
-            (LineVerdict::Abandoned, "client: connection reset", false),
-            (LineVerdict::Deny, "client handshake: x", false),
-        ];
-        for (verdict, rule, want) in rows {
-            let line = Line { verdict: Some(verdict), rule: Some(rule.to_owned()), ..Line::default() };
-            assert_eq!(is_client_tls_abort(&line), want, "{verdict:?} {rule}");
-        }
-    }
 
     #[test]
     fn an_allowed_host_becomes_an_integration() {

@@ -479,6 +479,7 @@ fn task(
         name: TaskName::new(name),
         token,
         integrations: found,
+        denied: raw.denied_domains,
         observe: raw.observe,
         plan,
         families: families.clone(),

@@ -64,6 +64,7 @@ pub(super) struct RawTask {
     pub(super) tools: Vec<Tool>,
     pub(super) raw: Option<bool>,
     pub(super) webhook_urls: Vec<String>,
+    pub(super) denied_domains: Vec<HostPattern>,
     pub(super) observe: bool,
     pub(super) plan: Option<String>,
 }
@@ -269,15 +270,14 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
     LedgerAt::Embedded(dir.join(path.unwrap_or_else(|| "ledger.exeat".into())))
 }
 
+fn denied_domains(s: &mut Section<'_>) -> Vec<HostPattern> {
+    s.take::<Vec<DenyPattern>>("denied_domains").unwrap_or_default().into_iter().map(|pattern| pattern.0).collect()
+}
+
 fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
     RawIntegration {
         allowed_domains: s.take("allowed_domains").unwrap_or_default(),
-        denied_domains: s
-            .take::<Vec<DenyPattern>>("denied_domains")
-            .unwrap_or_default()
-            .into_iter()
-            .map(|pattern| pattern.0)
-            .collect(),
+        denied_domains: denied_domains(&mut s),
         any_public_host: s.take("any_public_host").unwrap_or(false),
         ports: s.take("ports"),
         methods: s.take("methods"),
@@ -300,6 +300,7 @@ fn task(mut s: Section<'_>, base: &Path) -> RawTask {
         tools: s.take("tools").unwrap_or_default(),
         raw: s.take("raw"),
         webhook_urls: s.take("webhook_urls").unwrap_or_default(),
+        denied_domains: denied_domains(&mut s),
         observe: s.take("observe").unwrap_or(false),
         plan: s.take("plan"),
     }

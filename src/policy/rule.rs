@@ -62,6 +62,8 @@ pub struct Task {
     pub(super) name: TaskName,
     pub(super) token: Option<Arc<TaskToken>>,
     pub(super) integrations: Vec<Arc<Integration>>,
+    /// The hosts that the task may not reach, whatever its integrations allow.
+    pub(super) denied: Vec<HostPattern>,
     pub(super) observe: bool,
     pub(super) plan: Plan,
     pub(super) credentials: Arc<TaskCredentials>,
@@ -385,10 +387,15 @@ impl Task {
     /// [`Deny::WebhookNotRegistered`]; otherwise the refusal for the first of host, scheme and port that no
     /// integration allows together with those before it.
     pub fn destination(&self, target: &Target, asked: AccessKind) -> Result<MatchedRules, Deny> {
+        if let AccessKind::Request(kind) = asked {
+            self.admits(kind)?;
+        }
+        if self.denies(target.host()) {
+            return Err(Deny::HostNotAllowed);
+        }
         let allowed = match asked {
             AccessKind::Connect | AccessKind::Probe => self.by_integration(target)?,
             AccessKind::Request(kind) => {
-                self.admits(kind)?;
                 if target.scheme() == Scheme::Http && !kind.admits_plain_http() {
                     return Err(Deny::SchemeNotAllowed);
                 }
@@ -408,6 +415,10 @@ impl Task {
             Kind::Tool(tool) if !self.tools.contains(&tool) => Err(Deny::ToolNotEnabled),
             _ => Ok(()),
         }
+    }
+
+    fn denies(&self, host: &Host) -> bool {
+        self.denied.iter().any(|pattern| pattern.matches(host))
     }
 
     fn by_webhook(&self, target: &Target) -> Result<MatchedRules, Deny> {
@@ -790,6 +801,39 @@ mod tests {
         let task = policy.task(&TaskName::new("t")).unwrap();
         let seen = task.destination(&target("https://other.example.com/"), RAW).unwrap();
         assert!(policy.check_address("10.0.0.1".parse().unwrap(), &seen).is_err());
+    }
+
+    #[test]
+    fn a_host_that_is_denied_to_the_task_is_allowed_by_nothing() {
+        let policy = policy(
+            r#"
+            [integrations.named]
+            allowed_domains = ["*.example.com", "api.example.org"]
+            [integrations.web]
+            any_public_host = true
+            [tasks.t]
+            integrations = ["named", "web"]
+            denied_domains = ["*.t.example.com", "api.example.org", "*.ads.test"]
+            observe = true
+            "#,
+        );
+        for (url, denied) in [
+            ("https://a.example.com/", false),
+            ("https://a.t.example.com/", true),
+            ("https://b.a.t.example.com/", true),
+            ("https://t.example.com/", false),
+            ("https://api.example.org/", true),
+            ("https://api.example.org:8443/", true),
+            ("http://api.example.org/", true),
+            ("https://www.example.org/", false),
+            ("https://x.ads.test/", true),
+        ] {
+            let got = verdict(&policy, url, &Method::GET);
+            assert_eq!(got == Err(Deny::HostNotAllowed), denied, "{url}: {got:?}");
+        }
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let denied = task.destination(&target("https://x.ads.test/"), AccessKind::Connect).err();
+        assert_eq!(denied, Some(Deny::HostNotAllowed));
     }
 
     /// Returns how long an approval of a request is valid, in seconds, if it needs one.

@@ -112,6 +112,40 @@ async fn a_key_without_a_place_is_sent_as_the_client_sends_it() {
     }
 }
 
+/// The denied host is allowed by its pattern, and listed neither by itself nor among those to be denied.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denied_host_is_refused_and_not_listed() {
+    let (builder, origin) = place().await;
+    let script = "echo \"$HTTPS_PROXY\"; echo end; read x";
+    let allow = format!("*.test:{}", origin.port());
+    let args = ["run", "-c", "run.toml", "--allow", &allow, "--deny", "API.test", "--", "sh", "-c", script];
+    let mut child = exeat(builder.dir.path(), &args);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
+    let (userinfo, address) = seen[0].strip_prefix("http://").unwrap().split_once('@').unwrap();
+    for (host, count) in [("api.test", 4), ("evil.example", 3)] {
+        for _ in 0..count {
+            #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let host = format!("{host}:{}", origin.port());
+            let request = http::Request::get(format!("https://{host}/")).header("host", &host);
+            let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
+            let request = request.header("proxy-authorization", format!("Basic {token}"));
+            let reply =
+                lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await;
+            reply.assert_refused(403, "host_not_allowed");
+        }
+    }
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let words = text(&child.wait_with_output().unwrap().stderr);
+    assert!(words.contains("exeat: 0 allowed, 3 refused or failed; 4 to hosts of --deny\n"), "{words}");
+    assert!(!words.contains("api.test") && words.contains("--deny evil.example"), "{words}");
+    assert!(origin.seen().is_empty());
+    let output = output(exeat(builder.dir.path(), &["run", "--deny", "api.test:443", "--", "true"])).await;
+    assert!(output.status.code() == Some(2) && text(&output.stderr).contains("--deny"), "{}", text(&output.stderr));
+}
+
 /// Some clients have the key in a file. Its own host may get it from there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_the_command_sends_itself_is_reported() {
