@@ -335,6 +335,14 @@ mod tests {
         assert!(!slots[0].identify(), "it was evicted");
     }
 
+    #[tokio::test]
+    async fn unidentified_connections_of_all_sources_share_a_queue() {
+        let admission = admission(100);
+        let mut slots = admitted(&admission, 1, 2);
+        slots.append(&mut admitted(&admission, 2, 1));
+        assert!(slots.iter().all(|slot| Arc::ptr_eq(slot.queue(), slots[0].queue())));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_source_at_its_limit_evicts_its_own_oldest() {
         let admission = admission(100);

@@ -126,6 +126,8 @@ pub enum Misplaced {
     OtherHost,
     /// There is another placeholder in the same place, or the field or parameter is repeated.
     Repeated,
+    /// The request has too many placeholders.
+    TooMany,
     /// A reason of a newer version.
     #[serde(other)]
     Unknown,
@@ -142,6 +144,7 @@ impl Misplaced {
             Self::OtherPlace => "where it is not replaced",
             Self::OtherHost => "sent to a host that the credential is not bound to",
             Self::Repeated => "beside another placeholder, or the field is repeated",
+            Self::TooMany => "behind as many others as a request may have",
             Self::Unknown => "where it cannot be replaced",
         }
     }

@@ -30,6 +30,8 @@ use crate::model::unique_id;
 const REDACTED: &str = "[redacted]";
 /// The maximum length of a logged method and path, in characters.
 const MAX_METHOD: usize = 64;
+/// In the log, the name of a place that is too long.
+const TOO_LONG: &str = "[too long]";
 /// The maximum length of the place of a placeholder, in bytes.
 const MAX_PLACE: usize = 80;
 const MAX_PATH: usize = 2048;
@@ -85,7 +87,7 @@ pub struct Record {
     code: Option<&'static str>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
-    /// The place of a placeholder for which the request is refused, as sent.
+    /// The place of a placeholder for which the request is refused, as sent, unless it is long.
     placeholder_place: Option<String>,
     /// The task and execution that finds are counted for.
     caller: Option<(TaskName, ExecutionId)>,
@@ -349,13 +351,15 @@ impl Record {
     /// Returns a refusal of a placeholder of one of the task's own credentials, and records the place in which it stood:
     /// `header:NAME` or `query:NAME`.
     pub fn refused_placeholder(&mut self, name: &CredentialName, place: &str, reason: Misplaced) -> Refusal {
-        // The name in it is text of the client.
-        let (kind, place_name) = place.split_once(':').unwrap_or((place, ""));
-        let logged = cut(&self.redact(&format!("{kind}:{}", self.logged_name(place_name))), MAX_PLACE);
+        // The name in it is text of the client. A long one is neither searched nor shown.
+        let (kind, text) = place.split_once(':').unwrap_or((place, ""));
+        let is_short = place.len() <= MAX_PLACE;
+        let logged = if is_short { self.logged_name(text) } else { TOO_LONG };
+        let logged = self.redact(&format!("{kind}:{logged}")).into_owned();
         self.rule(format!("{name}: its placeholder is in {logged}, {}", reason.text()));
         self.about = Some(name.clone());
         self.line.placeholder = Some(PlaceholderPlace { credential: name.to_string(), place: logged, reason });
-        self.placeholder_place = Some(place.to_owned());
+        self.placeholder_place = is_short.then(|| place.to_owned());
         Deny::CredentialNotBound.into()
     }
 
@@ -369,7 +373,7 @@ impl Record {
     /// of the caller's own values.
     #[must_use]
     pub fn place_without(&self, own: &Matcher) -> Option<&str> {
-        let place = self.placeholder_place.as_deref().filter(|place| place.len() <= MAX_PLACE)?;
+        let place = self.placeholder_place.as_deref()?;
         (own.find(place.as_bytes()).is_none() && own.find_in_name(place).is_none()).then_some(place)
     }
 

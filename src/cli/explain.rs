@@ -14,7 +14,7 @@ use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
-use crate::policy::credential::Credential;
+use crate::policy::credential::{Auth, Credential};
 use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 
 /// Flags of `exeat explain`.
@@ -127,7 +127,12 @@ fn credential_steps(task: &Task, kind: Kind, target: &Target, allowed: &MatchedR
         if credential.value().is_none() {
             return format!("{name} has no value: requests that use it are refused");
         }
-        let how = match (credential.is_always_injected(), kind.takes_placeholders(), kind.takes_names()) {
+        let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
+        if *auth == Auth::Auto && kind.takes_placeholders() {
+            return format!("{name} would be sent in {auth}{only}");
+        }
+        let takes_names = kind.takes_names() && *auth != Auth::Auto;
+        let how = match (credential.is_always_injected(), kind.takes_placeholders(), takes_names) {
             (true, true, _) => "with every request",
             (_, true, _) => "by name or placeholder",
             (_, false, true) => "by name",
@@ -135,7 +140,6 @@ fn credential_steps(task: &Task, kind: Kind, target: &Target, allowed: &MatchedR
                 return format!("{name} is bound to this host, but the tool does not support credentials");
             }
         };
-        let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
         format!("{name} would be sent as `{auth}`, {how}{only}")
     };
     let steps: Vec<_> = bound.map(describe).collect();

@@ -200,10 +200,10 @@ impl PlaceholderCredential {
             let place = match (own[0].as_deref(), how.as_deref()) {
                 (Some("auto"), _) => None,
                 (_, Some("auto")) => {
-                    self.credential.extend(other.credential.clone().into_iter().filter(|(key, _)| key == "auth_type"));
-                    self.credential.remove("auth_header_name");
-                    self.credential.remove("auth_query_name");
-                    self.credential.remove("swap_in");
+                    for key in ["auth_header_name", "auth_query_name", "swap_in"] {
+                        self.credential.remove(key);
+                    }
+                    self.credential.insert("auth_type".to_owned(), "auto".into());
                     None
                 }
                 (_, Some("header")) => field.map(|field| format!("header:{field}")),

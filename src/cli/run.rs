@@ -167,9 +167,11 @@ async fn run_command(
     drop(environment);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
+        // Polled in this order, so that a key that is sent just before the end is reported, too.
         Ok(child) => tokio::select! {
-            status = signals.wait(child) => status.map_err(|error| failed(&error))?,
+            biased;
             never = report_own_keys(daemon.sent_by_clients()) => match never {},
+            status = signals.wait(child) => status.map_err(|error| failed(&error))?,
         },
         Err(error) => report_spawn_error(program, &error),
     };
@@ -185,12 +187,13 @@ async fn run_command(
 async fn report_own_keys(mut sent: watch::Receiver<BTreeSet<CredentialName>>) -> Infallible {
     let mut reported = BTreeSet::new();
     loop {
-        for name in sent.borrow_and_update().difference(&reported.clone()) {
+        let all = sent.borrow_and_update().clone();
+        for name in all.difference(&reported) {
             say(format_args!(
                 "exeat: the command sent the real {name} itself; it has it from a file or its configuration"
             ));
-            reported.insert(name.clone());
         }
+        reported = all;
         if sent.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

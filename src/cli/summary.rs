@@ -10,7 +10,7 @@ use crate::policy::pattern::HostPattern;
 /// The number of refusals of a host from which a client is assumed to repeat its requests.
 const MANY_REFUSALS: usize = 3;
 
-/// What the summary needs to know of the command line.
+/// The flags of the command line that the summary depends on.
 pub(super) struct Flags<'a> {
     pub(super) learned: bool,
     pub(super) isolated: bool,

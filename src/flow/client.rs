@@ -23,7 +23,7 @@ pub(super) struct Client {
     pub(super) connection_slots: ConnectionSlots,
     /// Held until the connection and every tunnel on it have ended.
     pub(super) slot: Arc<Slot>,
-    /// The task of the connection. Its owner is the source, and the caller once it is identified.
+    /// The task of the connection. It shares a queue with all unidentified connections, and then has that of its caller.
     pub(super) member: Membership,
     pub(super) watch: DisconnectWatch,
     /// Consecutive requests without a known caller.

@@ -372,7 +372,7 @@ fn sizes(s: &mut Section<'_>, default: Sizes, findings: &Findings) -> Sizes {
     sizes
 }
 
-/// What happens to a credential's value that a client itself sends in the credential's place.
+/// The treatment of a credential's value that a client itself sends in the credential's place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OwnPlace {
     Refuse,

@@ -355,6 +355,7 @@ impl Task {
     pub fn prepare(&self) {
         let _ = self.own();
         let _ = self.values();
+        let _ = self.credentials.placeholders();
     }
 
     fn prepare_from(&self, old: &Self) {

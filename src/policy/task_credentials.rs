@@ -60,14 +60,19 @@ impl TaskCredentials {
         self.all.get(*self.by_name.get(name)?)
     }
 
+    /// Returns the automaton that finds the credentials' own placeholders, or `None` if there are none.
+    pub(super) fn placeholders(&self) -> Option<&AhoCorasick> {
+        let build = || {
+            let patterns = self.with_placeholder.iter().filter_map(|credential| credential.placeholder());
+            // Fails only for gigabytes of patterns. Placeholders would then be sent as text, and no value would be.
+            (!self.with_placeholder.is_empty()).then(|| AhoCorasick::new(patterns).ok()).flatten()
+        };
+        self.placeholders.get_or_init(build).as_ref()
+    }
+
     /// Returns the first placeholder of a credential's own in a text, with the text before and after it.
     pub(super) fn find_own_placeholder<'t>(&self, text: &'t [u8]) -> Option<(&Arc<Credential>, &'t [u8], &'t [u8])> {
-        let automaton = self.placeholders.get_or_init(|| {
-            let patterns = self.with_placeholder.iter().filter_map(|credential| credential.placeholder());
-            // A set that is too large for an automaton is refused below.
-            (!self.with_placeholder.is_empty()).then(|| AhoCorasick::new(patterns).ok()).flatten()
-        });
-        let found = automaton.as_ref()?.find(text)?;
+        let found = self.placeholders()?.find(text)?;
         let credential = self.with_placeholder.get(found.pattern().as_usize())?;
         Some((credential, text.get(..found.start())?, text.get(found.end()..)?))
     }
@@ -96,9 +101,9 @@ impl TaskCredentials {
         self.own.get_or_init(|| Arc::new(Matcher::new(strong_values(self.all.iter()))))
     }
 
-    /// Returns true if [`Self::own`] has been built.
+    /// Returns true if [`Self::own`] and [`Self::placeholders`] have been built.
     pub(super) fn is_prepared(&self) -> bool {
-        self.own.get().is_some()
+        self.own.get().is_some() && self.placeholders.get().is_some()
     }
 
     /// Takes over the matcher of a task with the same values.

@@ -28,8 +28,8 @@ use crate::stages::inject::strip;
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::query;
 
-/// The maximum number of placeholders in a request. Each is replaced by a value, so the work and the size would be
-/// unlimited.
+/// The maximum number of placeholders in a request. The work for each grows with the length of the query, and each is
+/// replaced by a value.
 const MAX_SWAPS: usize = 8;
 
 /// Minimum length of a nonce, in bytes: texts that do not contain it must not match by chance.
@@ -295,8 +295,10 @@ impl PlaceholderSearch<'_> {
         if !credential.swaps_in(place) {
             return Err(misplaced(Misplaced::OtherPlace, record));
         }
-        let is_last = self.swaps.len() >= MAX_SWAPS;
-        if is_last || !only || [before, after].into_iter().any(|rest| self.first(rest).is_some()) {
+        if self.swaps.len() >= MAX_SWAPS {
+            return Err(misplaced(Misplaced::TooMany, record));
+        }
+        if !only || [before, after].into_iter().any(|rest| self.first(rest).is_some()) {
             return Err(misplaced(Misplaced::Repeated, record));
         }
         if self.credential.as_ref().is_some_and(|other| other.name() != credential.name()) {

@@ -24,7 +24,8 @@ use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::Task;
 use crate::stages::message::query;
 
-/// Replaces the values of credentials that are bound to the destination, in their own places, by their placeholders.
+/// Replaces the values of credentials that are bound to the destination, in their own places, by their placeholders. Weak
+/// values are not recognized: the response would tell a client whether a guess is right. No scan stops them either.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for malformed fields of the proxy's own.
@@ -32,8 +33,10 @@ pub(super) fn replace(task: &Task, admitted: &Admitted, parts: &mut Parts, recor
     if !Kind::of(&parts.headers)?.takes_placeholders() {
         return Ok(());
     }
-    let is_bound = |credential: &&Arc<Credential>| admitted.allowed.may_receive(credential, &admitted.target);
-    let bound: Vec<&Credential> = task.credentials().iter().filter(is_bound).map(AsRef::as_ref).collect();
+    let is_own = |credential: &&Arc<Credential>| {
+        admitted.allowed.may_receive(credential, &admitted.target) && credential.strength().is_strong()
+    };
+    let bound: Vec<&Credential> = task.credentials().iter().filter(is_own).map(AsRef::as_ref).collect();
     if bound.is_empty() {
         return Ok(());
     }

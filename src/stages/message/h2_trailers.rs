@@ -27,7 +27,7 @@ const MAX_PREFIX: usize = 6;
 /// The most bytes of a field block held before its first field. Two table size updates take twelve at most.
 const MAX_HELD: usize = 64;
 /// Bytes that h2 gets before the task yields, and the share of them that a frame without content counts for. h2 processes
-/// what it has got without a pause, and a frame of 9 bytes may take as long as a kilobyte of content.
+/// what it has got without a pause, and a frame of 9 bytes may take as long as half a kilobyte of content.
 const TURN: usize = 64 * 1024;
 const FRAME_COST: usize = 512;
 /// The most streams of an origin tracked at the same time.
@@ -48,7 +48,7 @@ pub struct MarkTrailers<T> {
     frames: Frames,
     /// Rewritten bytes that have not been read.
     out: BytesMut,
-    /// What each of these bytes counts for in a turn.
+    /// The share of a turn that each of these bytes takes.
     cost: usize,
     /// Bytes left of the turn.
     turn: usize,

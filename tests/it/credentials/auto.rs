@@ -4,7 +4,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::lab::client::Way;
+use crate::lab::client::{Way, basic};
 use crate::lab::{KEY, Lab, LabBuilder, Origin};
 
 const PLACEHOLDER: &str = "sk-live-placeholder-0000000";
@@ -28,10 +28,6 @@ async fn lab_with(source: &str, credential: &str, integration: &str, value: &str
         other.port()
     );
     (builder.proxy(&text).await, origin, other)
-}
-
-fn basic(text: &str) -> String {
-    format!("Basic {}", STANDARD.encode(text))
 }
 
 /// Returns the text with the key in place of the placeholder, also within `Basic`.
@@ -106,6 +102,7 @@ async fn a_request_has_few_placeholders() {
         assert_eq!(lab.by(way, "GET", &url(&of(8)), &[], "").await.status, 200);
         assert_eq!(origin.last().uri.query().unwrap().matches("sk-live-51H").count(), 8);
         lab.by(way, "GET", &url(&of(9)), &[], "").await.assert_refused(403, "credential_not_bound");
+        assert_eq!(lab.audit().await.last().unwrap()["placeholder"]["reason"], "too_many");
         let long = "a&".repeat(4_000) + &of(1);
         assert_eq!(lab.by(way, "GET", &url(&long), &[], "").await.status, 200);
         assert!(origin.last().uri.query().unwrap().len() > 8_000);
@@ -229,6 +226,31 @@ async fn a_place_with_a_value_in_its_name_is_hidden() {
     let line = lab.ended(0).await;
     assert_eq!((&line["placeholder"]["place"], &line["finds"]), (&"header:[redacted]".into(), &1.into()), "{line}");
     assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(value));
+}
+
+/// A long name is not shown, and the placeholder in it is not either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_place_is_not_shown() {
+    let (lab, origin, _) = lab("auth_type = \"auto\"", "").await;
+    let url = format!("https://api.test:{}/?{}={PLACEHOLDER}", origin.port(), "k".repeat(100));
+    let reply = lab.by(Way::TunnelH1, "GET", &url, &[], "").await;
+    reply.assert_refused(403, "credential_not_bound");
+    assert!(reply.problem().get("place").is_none(), "{reply:?}");
+    assert_eq!(lab.ended(0).await["placeholder"]["place"], "query:[too long]");
+    assert!(origin.seen().is_empty());
+}
+
+/// The client may send the value with `Basic`, so its password is protected alone. With `bearer`, the value is a single text.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_password_of_a_value_is_protected() {
+    for (auth_type, status) in [("auto", 403), ("basic", 403), ("bearer", 200)] {
+        let password = "k7Qz2mXv9LpW4sVt6eRR";
+        let credential = format!("auth_type = \"{auth_type}\"");
+        let (lab, origin, _) = lab_with("file:value", &credential, "", &format!("some-user:{password}")).await;
+        let url = format!("https://api.test:{}/", origin.port());
+        let reply = lab.by(Way::TunnelH1, "POST", &url, &[], &format!("a {password} b")).await;
+        assert_eq!(reply.status, status, "{auth_type}");
+    }
 }
 
 /// Where a credential is required, the text around its placeholder cannot be a key of the sandbox's own.

@@ -1,9 +1,6 @@
 //! `leak.own_place`: a client itself sends the value of a credential.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-
-use crate::lab::client::Way;
+use crate::lab::client::{Way, basic};
 use crate::lab::{KEY, Lab, LabBuilder, Origin};
 
 /// Starts `api.test` and `other.test`, with one credential `KEY` that is bound to the first.
@@ -21,10 +18,6 @@ async fn lab(own_place: &str, credential: &str) -> (Lab, Origin, Origin) {
         other.port()
     );
     (builder.proxy(&text).await, origin, other)
-}
-
-fn basic(text: &str) -> String {
-    format!("Basic {}", STANDARD.encode(text))
 }
 
 fn encoded(text: &str) -> String {
@@ -74,6 +67,30 @@ async fn a_value_in_its_own_place_passes_if_allowed() {
             assert!(line.get("finds").is_none(), "{line}");
         }
         assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(KEY));
+    }
+}
+
+/// The response to a right guess of a weak value must be the same as to a wrong one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_weak_value_is_not_recognized() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    std::fs::write(builder.dir.path().join("weak"), "Winter1987?").unwrap();
+    let lab = builder
+        .proxy(&format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+             [credentials.KEY]\nauth_type = \"auto\"\nvalue = \"file:weak\"\ndomains = [\"api.test\"]\n\
+             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n[leak]\nown_place = \"allow\"\n",
+            origin.port()
+        ))
+        .await;
+    let url = format!("https://api.test:{}/tell?whole", origin.port());
+    for (n, guess) in ["Bearer Winter1987?", "Bearer Winter1986?"].into_iter().enumerate() {
+        let reply = lab.by(Way::Absolute, "GET", &url, &[("authorization", guess)], "").await;
+        assert_eq!((reply.status.as_u16(), reply.header("exeat-credential-used")), (500, None), "{guess}");
+        assert!(reply.text().contains(guess), "{reply:?}");
+        let line = lab.ended(n).await;
+        assert!(line.get("sent_by_client").is_none() && line.get("credential_used").is_none(), "{line}");
     }
 }
 

@@ -65,7 +65,12 @@ impl Reply {
 
 /// `Basic` credentials of the task `t`.
 pub fn auth() -> String {
-    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("t:{TOKEN}")))
+    basic(&format!("t:{TOKEN}"))
+}
+
+/// `Basic` with this user and password.
+pub fn basic(text: &str) -> String {
+    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(text))
 }
 
 /// The way in which a request enters the proxy.

@@ -11,7 +11,7 @@ use hyper::client::conn::http2::SendRequest;
 use tokio::sync::{Barrier, mpsc};
 
 use crate::lab::client::Way;
-use crate::lab::{self, Lab, LabBuilder, Origin, Reply, TIMEOUT};
+use crate::lab::{self, Lab, LabBuilder, Origin, Reply, TIMEOUT, h2};
 
 const MB: usize = 1_000_000;
 const OTHER: &str = "another-token-of-more-than-24-bytes";
@@ -210,4 +210,24 @@ async fn connections_of_one_task_do_not_evict_those_of_another() {
     let victim = origin.connections() - before;
     println!("{before} connections of one task; {victim} for 30 requests of the other");
     assert!(victim <= 3, "{victim}");
+}
+
+/// Each stream holds a head of up to 64 KB, several times over. So an execution with many tunnels has few streams on each
+/// further one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_with_many_tunnels_has_few_streams_on_each() {
+    let (lab, _, to) = lab("").await;
+    let mut open = Vec::new();
+    let mut limits = Vec::new();
+    for _ in 0..20 {
+        let mut wire = h2::Wire::open(&lab, &to).await;
+        wire.send(&[]).await;
+        let settings = h2::read_frame(&mut wire.io).await.unwrap();
+        assert_eq!(settings.kind, h2::SETTINGS);
+        // Identifier 3 is SETTINGS_MAX_CONCURRENT_STREAMS (RFC 9113 §6.5.2).
+        let limit = settings.payload.chunks(6).find(|setting| setting[..2] == [0, 3]).unwrap();
+        limits.push(u32::from_be_bytes(limit[2..6].try_into().unwrap()));
+        open.push(wire);
+    }
+    assert_eq!(limits, [vec![100; 15], vec![10; 5]].concat());
 }

@@ -354,8 +354,9 @@ async fn explain_names_credentials_and_places_but_no_values() {
     let config = "[integrations.a]\nallowed_domains = [\"a.example\", \"b.example\"]\n\
          [credentials.ONE]\nauth_type = \"bearer\"\nvalue = \"env:ONE\"\ndomains = [\"a.example\"]\n\
          [credentials.TWO]\nauth_type = \"query_param\"\nvalue = \"env:TWO\"\ndomains = [\"a.example\"]\ninject = \"always\"\n\
+         [credentials.ANY]\nauth_type = \"auto\"\nvalue = \"env:ONE\"\ndomains = [\"a.example\"]\n\
          [credentials.NONE]\nauth_type = \"basic\"\nvalue = \"env:NONE\"\ndomains = [\"a.example\"]\n\
-         [tasks.t]\ntoken = \"env:TOKEN\"\nraw = true\nintegrations = [\"a\"]\ncredentials = [\"ONE\", \"TWO\", \"NONE\"]\ntools = [\"http_get\", \"api_call\"]\n".to_string();
+         [tasks.t]\ntoken = \"env:TOKEN\"\nraw = true\nintegrations = [\"a\"]\ncredentials = [\"ONE\", \"TWO\", \"ANY\", \"NONE\"]\ntools = [\"http_get\", \"api_call\"]\n".to_string();
     fs::write(dir.join("e.toml"), config).unwrap();
     let explain = |args: &[&str]| {
         let mut command = exeat(dir, &[&["explain", "-c", "e.toml", "--task", "t"], args].concat());
@@ -370,6 +371,7 @@ async fn explain_names_credentials_and_places_but_no_values() {
     for line in [
         "ONE would be sent as `Authorization: Bearer …`, by name or placeholder",
         "TWO would be sent as `?api_key=…`, with every request",
+        "ANY would be sent in the field or parameter of its placeholder",
         "NONE has no value: requests that use it are refused",
     ] {
         assert!(words.contains(line), "{line}: {words}");
@@ -381,6 +383,8 @@ async fn explain_names_credentials_and_places_but_no_values() {
             .1
             .contains("ONE would be sent as `Authorization: Bearer …`, by name\n")
     );
+    let of_tool = explain(&["--tool", "api_call", "https://a.example/"]).1;
+    assert!(of_tool.contains("ANY is bound to this host, but the tool does not support"), "{of_tool}");
     assert_eq!(explain(&["--tool", "http_get", "-X", "POST", "https://a.example/"]).0, Some(3));
     assert_eq!(explain(&["--tool", "webhook", "-X", "POST", "https://a.example/"]).0, Some(3));
     assert_eq!(explain(&["--tool", "shell", "https://a.example/"]).0, Some(2));
