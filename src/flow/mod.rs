@@ -9,6 +9,7 @@ pub(crate) mod documents;
 pub(crate) mod exchange;
 pub(crate) mod http1_gate;
 pub(crate) mod http1_server;
+mod inner_server;
 pub(crate) mod io;
 pub mod listener;
 mod open_answers;
