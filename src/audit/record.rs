@@ -681,9 +681,15 @@ impl Record {
         self.caller.as_ref().map(|(_, execution)| execution)
     }
 
-    /// Drops the record without a line. Used for a tunnel whose requests have their own lines.
-    pub fn forget(mut self) {
+    /// Drops the record of a tunnel without a line, because that of its first request stands for it.
+    pub fn replaced_by(mut self, first: &mut Self) {
+        first.always_written |= self.always_written;
         self.progress = Progress::Done;
+    }
+
+    /// Drops the resources that are held until the exchange ends.
+    pub fn release(&mut self) {
+        self.held.clear();
     }
 
     /// Returns the source whose quota of lines a refusal would use.

@@ -326,7 +326,10 @@ fn configure(
     if !is_set {
         put(&mut table, "leak", "own_place".to_owned(), "allow");
     }
-    for own_files in ["interception", "vault", "audit", "ledger", "admin"] {
+    if let Some(toml::Value::Table(interception)) = table.get_mut("interception") {
+        interception.retain(|key, _| !key.starts_with("ca_"));
+    }
+    for own_files in ["vault", "audit", "ledger", "admin"] {
         table.remove(own_files);
     }
     let env = |name: &str| if name == TOKEN_VARIABLE { Some(token.to_owned()) } else { environment.text(name) };

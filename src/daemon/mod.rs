@@ -29,6 +29,7 @@ use crate::fair_queue::FairQueue;
 use crate::files;
 use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
+use crate::flow::refused_tunnel::UnreadRefusals;
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
 use crate::model::name::CredentialName;
@@ -309,6 +310,7 @@ fn services(
             queues.clone(),
         ),
         queues,
+        unread_refusals: UnreadRefusals::default(),
         policies,
         authority,
         audit,

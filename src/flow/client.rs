@@ -45,9 +45,25 @@ impl Client {
         self.unidentified.fetch_add(1, Ordering::Relaxed) >= MAX_UNIDENTIFIED - 1
     }
 
-    /// Spawns a tunnel of the client. It has the same owner as the connection.
-    pub(super) fn spawn(&self, tunnel: impl Future<Output = ()> + Send + 'static) {
-        self.services.tracker.spawn(self.member.queue().run(tunnel));
+    /// Spawns a task of the client. It has the same owner as the connection.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.services.tracker.spawn(self.member.queue().run(task));
+    }
+
+    /// Spawns a tunnel of the client, which runs until it ends, the client disconnects, or the daemon aborts.
+    pub(super) fn spawn_tunnel(self: &Arc<Self>, tunnel: impl Future<Output = ()> + Send + 'static) {
+        let client = self.clone();
+        // Boxed, because the waiting for the others holds the future twice.
+        let tunnel = Box::pin(tunnel);
+        self.spawn(async move {
+            tokio::select! {
+                // Polled first, because it may request a probe, which the connection task then sends.
+                biased;
+                () = client.gone() => {}
+                () = client.services.abort.cancelled() => {}
+                () = tunnel => {}
+            }
+        });
     }
 
     /// Returns once the client has disconnected. Work for the client ends then, because no response can reach it.

@@ -8,16 +8,18 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
+use super::Services;
 use super::client::{Client, ClientStream};
 use super::exchange::{self, Destination};
 use super::http1_gate::GateHandle;
 use super::http1_server::{gated, h1, note_broken, until_drained};
+use super::refused_tunnel::{self, RefusedTunnel};
 use super::respond::{self, AnswerBody};
 use super::self_api;
 use super::tunnel;
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
 use crate::policy::rule::Policy;
@@ -30,6 +32,19 @@ enum Handled {
     Answered(exchange::Answer),
     Own(self_api::SelfReply),
     Tunnelled(tunnel::Tunnel),
+}
+
+/// The refusal of a request to the proxy.
+struct Refused {
+    refusal: Refusal,
+    /// The tunnel of a CONNECT whose client gets the refusal inside.
+    inside: Option<RefusedTunnel>,
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, inside: None }
+    }
 }
 
 /// Serves a connection until it ends or fails, or the daemon drains.
@@ -69,8 +84,9 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
     let connect = request.method() == Method::CONNECT;
     let upgrade = PendingUpgrade::of(&mut request, gate);
     let result = handle(client, page, request, &mut record).await;
-    services.settle(result.as_ref().err().copied(), &mut record).await;
-    let is_known = !matches!(&result, Err(refusal) if *refusal == Deny::CallerUnknown.into());
+    let refusal = result.as_ref().err().map(|refused| refused.refusal);
+    services.settle(refusal, &mut record).await;
+    let is_known = refusal != Some(Deny::CallerUnknown.into());
     let is_last = client.has_too_many_unidentified(is_known);
     if is_last {
         gate.end_after_request();
@@ -86,18 +102,29 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
             gate.accept_upgrade();
             record.keep_line();
             let established = respond::established(&record);
-            client.spawn(tunnel.run_until_cancelled(client.clone(), record));
+            client.spawn_tunnel(tunnel.run(client.clone(), record));
             established
         }
-        Err(refusal) if is_last => respond::last(respond::refusal(services, refusal, record)),
-        Err(refusal) if connect => {
+        // A name with a find is not put into a certificate.
+        Err(Refused { refusal, inside: Some(tunnel) }) if !record.has_find() => {
+            gate.accept_upgrade();
+            record.failed(refusal);
+            record.release();
+            let established = respond::established(&record);
+            client.spawn_tunnel(tunnel.run(client.clone(), record));
+            established
+        }
+        Err(Refused { refusal, .. }) if is_last => respond::last(respond::refusal(services, refusal, record)),
+        Err(Refused { refusal, .. }) if connect => {
             if is_known {
                 gate.end_after_request();
             }
             respond::closing(respond::refusal(services, refusal, record))
         }
-        Err(refusal) if is_own => respond::accept_identity_only(respond::refusal(services, refusal, record)),
-        Err(refusal) => respond::refusal(services, refusal, record),
+        Err(Refused { refusal, .. }) if is_own => {
+            respond::accept_identity_only(respond::refusal(services, refusal, record))
+        }
+        Err(Refused { refusal, .. }) => respond::refusal(services, refusal, record),
     }
 }
 
@@ -109,6 +136,25 @@ async fn prepare(policy: &Policy, caller: &Caller) {
     let _ = tokio::task::spawn_blocking(move || task.prepare()).await;
 }
 
+/// Opens the tunnel that a CONNECT requests, or one in which its refusal is repeated.
+async fn connect(
+    services: &Services,
+    policy: &Policy,
+    caller: &Caller,
+    mut request: Request<Incoming>,
+    record: &mut Record,
+) -> Result<Handled, Refused> {
+    let upgrade = hyper::upgrade::on(&mut request);
+    let (mut head, _) = request.into_parts();
+    match tunnel::open_requested(services, policy, caller, (&mut head, upgrade.clone()), record).await {
+        Ok(tunnel) => Ok(Handled::Tunnelled(tunnel)),
+        Err(refusal) => {
+            let inside = refused_tunnel::offer(services, policy, caller, (&mut head, upgrade), (refusal, record));
+            Err(Refused { refusal, inside })
+        }
+    }
+}
+
 /// Identifies the caller, counts the call, and authorizes the destination. A CONNECT opens a tunnel. Any other request
 /// is answered or forwarded.
 async fn handle(
@@ -116,10 +162,10 @@ async fn handle(
     page: Option<self_api::Page>,
     request: Request<Incoming>,
     record: &mut Record,
-) -> Verdict<Handled> {
+) -> Result<Handled, Refused> {
     let services = &client.services;
     if services.drain.is_cancelled() {
-        return Err(Fail::Draining.into());
+        return Err(Refusal::from(Fail::Draining).into());
     }
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
@@ -131,16 +177,15 @@ async fn handle(
     slot?;
     client.member.move_to(&services.queues.of(caller.execution()));
     if !is_admitted {
-        return Err(Fail::Overloaded.into());
+        return Err(Refusal::from(Fail::Overloaded).into());
     }
     // These two are boxed, so that the future of a forwarded request is small.
     if let Some(page) = page {
         let answer = Box::pin(self_api::answer(services, &policy, &caller, (page, request), record)).await;
-        return answer.map(Handled::Own);
+        return Ok(Handled::Own(answer?));
     }
     if request.method() == Method::CONNECT {
-        let tunnel = Box::pin(tunnel::open_requested(services, &policy, &caller, request, record)).await;
-        return tunnel.map(Handled::Tunnelled);
+        return Box::pin(connect(services, &policy, &caller, request, record)).await;
     }
     let taken = services.throttle.take(&policy, &caller, Kind::from_headers_or_raw(request.headers()), record).await?;
     let (mut head, body) = request.into_parts();
@@ -148,5 +193,5 @@ async fn handle(
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;
     let to = Destination { admitted, pin: None };
-    exchange::run(services, &to, taken, Request::from_parts(head, body), record).await.map(Handled::Answered)
+    Ok(Handled::Answered(exchange::run(services, &to, taken, Request::from_parts(head, body), record).await?))
 }

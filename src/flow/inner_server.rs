@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -25,7 +26,8 @@ use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
 use crate::fair_queue::FairExecutor;
-use crate::model::refusal::{Deny, Verdict};
+use crate::model::limited::ReachedLimit;
+use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Kind;
 use crate::policy::rule::Policy;
@@ -56,16 +58,25 @@ pub(super) struct TunnelTarget {
     pub(super) target: Target,
     /// The destination, or the refusal of every request.
     pub(super) to: Verdict<Destination>,
+    /// The limit that was reached, if that is the refusal.
+    pub(super) limited: Option<ReachedLimit>,
     /// The call that was counted for the CONNECT, if a request may use it.
     pub(super) prepaid: Option<Prepaid>,
 }
 
-/// Serves the requests inside a tunnel. If the destination was refused, each of them is refused.
+/// Time from the refusal of a destination over HTTP/2 to GOAWAY.
+const GOAWAY_DELAY: Duration = Duration::from_millis(100);
+
+/// Serves the requests inside a tunnel. If the destination was refused, each of them is refused, and the connection ends
+/// with the first, so that a client cannot repeat it without another CONNECT.
 pub(super) struct InnerServer {
     client: Arc<Client>,
     caller: Caller,
     target: Target,
     to: Verdict<Destination>,
+    limited: Option<ReachedLimit>,
+    /// Notified when a request has been refused because of its destination.
+    has_refused: Notify,
     /// The record of the tunnel itself, until a request arrives. Each request has its own record.
     tunnel_record: Mutex<Option<Record>>,
     /// The call that was counted for the CONNECT, until a request uses it.
@@ -76,7 +87,8 @@ impl Drop for InnerServer {
     /// Records a tunnel without requests. Some clients reject the interception CA only after the handshake, and close
     /// without an alert.
     fn drop(&mut self) {
-        if let Some(mut record) = self.take_record() {
+        // The record of a refused destination has its refusal.
+        if let Some(mut record) = self.take_record().filter(|_| self.to.is_ok()) {
             if self.target.scheme() == Scheme::Https {
                 record.rule("client handshake: closed behind it, without a request");
             }
@@ -87,12 +99,13 @@ impl Drop for InnerServer {
 
 impl InnerServer {
     pub(super) fn new(client: Arc<Client>, tunnel: TunnelTarget, record: Record) -> Self {
-        let TunnelTarget { caller, target, to, prepaid } = tunnel;
+        let TunnelTarget { caller, target, to, limited, prepaid } = tunnel;
         let (tunnel_record, prepaid) = (Mutex::new(Some(record)), Mutex::new(prepaid));
-        Self { client, caller, target, to, tunnel_record, prepaid }
+        Self { client, caller, target, to, limited, has_refused: Notify::new(), tunnel_record, prepaid }
     }
 
-    pub(super) async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    /// Serves HTTP/1.1. Returns whether a request has arrived.
+    pub(super) async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> bool {
         let inner = &Arc::new(self);
         let tunnel = inner.clone();
         let io = http1_server::gated(&inner.client, io, inner.idle(), move |record| tunnel.describe_unparsed(record));
@@ -100,9 +113,15 @@ impl InnerServer {
         let service = service_fn(|mut request| {
             let (inner, unanswered) = (inner.clone(), gate.mark_unanswered(&request));
             let upgrade = PendingUpgrade::of(&mut request, &gate);
+            let gate = gate.clone();
             async move {
                 let _unanswered = unanswered;
-                Ok::<_, Infallible>(inner.answer(request, upgrade).await)
+                let answer = inner.answer(request, upgrade).await;
+                if inner.to.is_ok() {
+                    return Ok::<_, Infallible>(answer);
+                }
+                gate.end_after_request();
+                Ok(respond::last(answer))
             }
         });
         let connection = http1_server::h1(&inner.client.services.settings.proxy)
@@ -114,9 +133,11 @@ impl InnerServer {
         if let Err(error) = ended {
             http1_server::note_broken(&inner.client, &error);
         }
+        inner.is_used()
     }
 
-    pub(super) async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    /// Serves HTTP/2. Returns whether a request has arrived.
+    pub(super) async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> bool {
         let inner = &Arc::new(self);
         let answers = &Arc::new(OpenAnswers::default());
         let service = service_fn(|request| {
@@ -146,26 +167,32 @@ impl InnerServer {
                 }
             }
         };
+        let is_used = inner.is_used();
         // A client that disconnected has not violated the protocol.
         let broke = |error: &hyper::Error| !error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>);
         if let Err(error) = ended
             && broke(&error)
+            && inner.to.is_ok()
             && let Some(mut record) = inner.take_record()
         {
             record.failed(Deny::RequestMalformed.into());
         }
+        is_used
     }
 
-    /// Returns when the daemon drains, when the first request does not arrive within `header_timeout`, or when for the
-    /// idle timeout no request has been open, or an answer of the proxy has not been read. hyper has no idle timeout: its
-    /// pings keep an unused connection open.
+    /// Returns when the daemon drains, when a request has been refused because of its destination, when the first request
+    /// does not arrive within `header_timeout`, or when for the idle timeout no request has been open, or an answer of the
+    /// proxy has not been read. hyper has no idle timeout: its pings keep an unused connection open.
     async fn wait_until_idle(&self, answers: &OpenAnswers) {
         let services = &self.client.services;
         let header = services.settings.proxy.header_timeout;
         let (mut idle_since, mut seen) = (Instant::now(), 0);
+        let refused = self.wait_until_refused(answers);
+        tokio::pin!(refused);
         loop {
             tokio::select! {
                 () = services.drain.cancelled() => return,
+                () = &mut refused => return,
                 () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
             }
             // Most requests begin and end between two looks.
@@ -175,6 +202,18 @@ impl InnerServer {
             }
             let limit = if begun > 0 { self.idle() } else { header };
             if idle_since.elapsed() >= limit || answers.has_unsent_for(self.idle()) {
+                return;
+            }
+        }
+    }
+
+    /// Returns some time after a request has been refused because of its destination and the refusal has been sent. Java
+    /// drops a response that follows GOAWAY.
+    async fn wait_until_refused(&self, answers: &OpenAnswers) {
+        self.has_refused.notified().await;
+        loop {
+            tokio::time::sleep(GOAWAY_DELAY).await;
+            if !answers.any() || answers.has_unsent_for(self.idle()) {
                 return;
             }
         }
@@ -192,7 +231,9 @@ impl InnerServer {
 
     /// Adds the caller and the destination to the record of a request that could not be parsed.
     fn describe_unparsed(&self, record: &mut Record) {
-        self.mark_used(record);
+        if self.to.is_ok() {
+            self.mark_used(record);
+        }
         self.record_identity(record);
     }
 
@@ -203,13 +244,16 @@ impl InnerServer {
         record.target(&self.target);
     }
 
-    /// Drops the tunnel's own record when the first request arrives. That request's audit line is always kept, because
-    /// it also stands for the tunnel.
+    /// Drops the tunnel's own record when the first request arrives, because that request's audit line also stands for the
+    /// tunnel.
     fn mark_used(&self, first: &mut Record) {
         if let Some(record) = self.take_record() {
-            record.forget();
-            first.keep_line();
+            record.replaced_by(first);
         }
+    }
+
+    fn is_used(&self) -> bool {
+        self.tunnel_record.lock().is_none()
     }
 
     fn take_record(&self) -> Option<Record> {
@@ -273,7 +317,7 @@ impl InnerServer {
 
     async fn exchange(&self, request: Request<Incoming>, record: &mut Record) -> Verdict<exchange::Answer> {
         self.record_identity(record);
-        let to = self.to.as_ref().map_err(|refusal| *refusal)?;
+        let to = self.to.as_ref().map_err(|refusal| self.refuse(*refusal, record))?;
         let caller = &self.caller;
         parse::count_fields(request.headers())?;
         let services = &self.client.services;
@@ -285,6 +329,15 @@ impl InnerServer {
         let received = exchange::run(services, to, taken, Request::from_parts(head, body), settlement.record).await;
         settlement.settle().await;
         received
+    }
+
+    /// Returns the refusal of the destination.
+    fn refuse(&self, refusal: Refusal, record: &mut Record) -> Refusal {
+        self.has_refused.notify_one();
+        match (refusal, self.limited) {
+            (Refusal::Deny(deny), Some(limited)) => record.limited(deny, limited),
+            _ => refusal,
+        }
     }
 }
 

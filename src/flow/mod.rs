@@ -13,6 +13,7 @@ mod inner_server;
 pub(crate) mod io;
 pub mod listener;
 mod open_answers;
+pub(crate) mod refused_tunnel;
 pub mod respond;
 pub(crate) mod self_api;
 mod server_names;
@@ -74,6 +75,8 @@ pub struct Services {
     pub(crate) webhook_prechecks: webhooks::WebhookPrechecks,
     /// The connection counts of the callers.
     pub(crate) caller_connections: Arc<caller_connections::CallerConnections>,
+    /// The hosts whose refusals were not fetched from tunnels.
+    pub(crate) unread_refusals: refused_tunnel::UnreadRefusals,
     /// The queues for the tasks of each execution.
     pub(crate) queues: Arc<PerExecution<FairQueue>>,
     /// Cancelled when the daemon starts to stop. No new requests are served.

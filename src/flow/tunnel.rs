@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::Request;
-use hyper::body::Incoming;
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,7 +29,7 @@ use crate::stages::authorize::{self, Admitted};
 use crate::stages::forward::OriginStream;
 use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
-use crate::stages::throttle::{CountedCall, Prepaid};
+use crate::stages::throttle::Prepaid;
 use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
@@ -47,10 +45,10 @@ pub(super) struct Tunnel {
 }
 
 /// The client's side of a tunnel, with bytes that were read ahead put back.
-type ClientStream = Rewind<client::ClientStream>;
+pub(super) type ClientStream = Rewind<client::ClientStream>;
 
 /// The protocol that the first bytes in a tunnel belong to.
-enum FirstProtocol {
+pub(super) enum FirstProtocol {
     Http,
     Tls(Hello),
 }
@@ -64,25 +62,14 @@ pub(super) async fn open_requested(
     services: &Services,
     policy: &Policy,
     caller: &Caller,
-    request: Request<Incoming>,
+    (head, upgrade): (&mut http::request::Parts, OnUpgrade),
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     let (taken, prepaid) = services.throttle.take_connect(policy, caller, record).await?;
-    let (admitted, request) = authorize_target(policy, (caller, taken), request, record)?;
-    pin_and_connect(services, policy, (admitted, prepaid), request, record).await
-}
-
-fn authorize_target(
-    policy: &Policy,
-    (caller, taken): (&Caller, CountedCall),
-    request: Request<Incoming>,
-    record: &mut Record,
-) -> Verdict<(Admitted, Request<Incoming>)> {
-    let (mut head, body) = request.into_parts();
-    let target = parse::target(&mut head)?;
+    let target = parse::target(head)?;
     record.target(&target);
-    let admitted = authorize::destination(policy, caller, &taken, (target, &head), record)?;
-    Ok((admitted, Request::from_parts(head, body)))
+    let admitted = authorize::destination(policy, caller, &taken, (target, head), record)?;
+    pin_and_connect(services, policy, (admitted, prepaid), upgrade, record).await
 }
 
 /// Resolves and pins the destination. Connects to the origin of an opaque tunnel before the response to the CONNECT, so
@@ -91,7 +78,7 @@ async fn pin_and_connect(
     services: &Services,
     policy: &Policy,
     (admitted, prepaid): (Admitted, Prepaid),
-    mut request: Request<Incoming>,
+    upgrade: OnUpgrade,
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     record.rule(admitted.allowed().rule());
@@ -104,37 +91,18 @@ async fn pin_and_connect(
             Some(origin)
         }
     };
-    Ok(Tunnel { upgrade: hyper::upgrade::on(&mut request), admitted, pinned, prepaid, origin })
+    Ok(Tunnel { upgrade, admitted, pinned, prepaid, origin })
 }
 
 impl Tunnel {
-    /// Runs the tunnel until it ends, its client disconnects, or the daemon aborts.
-    pub(super) async fn run_until_cancelled(self, client: Arc<Client>, record: Record) {
-        let abort = client.services.abort.clone();
-        tokio::select! {
-            // Polled first, because it may request a probe, which the connection task then sends.
-            biased;
-            () = client.gone() => {}
-            () = abort.cancelled() => {}
-            () = self.run(client.clone(), record) => {}
-        }
-    }
-
     /// Runs the tunnel after the 200 has been sent.
-    async fn run(mut self, client: Arc<Client>, mut record: Record) {
+    pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
         let handshake_timeout = client.services.settings.proxy.handshake_timeout;
-        let first = async {
-            match client_stream(&mut self.upgrade).await {
-                Ok(stream) => detect_protocol(stream).await,
-                Err(_) => Ok(None),
-            }
-        };
-        let (mut stream, first) = match timeout(handshake_timeout, first).await {
-            Ok(Ok(Some(found))) => found,
+        let (mut stream, first) = match first_protocol(&mut self.upgrade, handshake_timeout).await {
+            Ok(Some(found)) => found,
             // The client closed without sending anything.
-            Ok(Ok(None)) => return record.abandoned(),
-            Ok(Err(refusal)) => return record.failed(refusal),
-            Err(_) => return record.failed(Deny::HeaderTimeout.into()),
+            Ok(None) => return record.abandoned(),
+            Err(refusal) => return record.failed(refusal),
         };
         let checked = match &first {
             FirstProtocol::Tls(hello) => sni::check(&self.admitted, hello),
@@ -249,14 +217,14 @@ impl Tunnel {
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let to = Ok(self.admitted.clone());
         let inner = InnerServer::new(client, self.target(to), record);
-        if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
+        let _ = if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await };
     }
 
     /// Serves plain HTTP, which some clients send through CONNECT. It is authorized as `http`.
     async fn run_plain_http(self, client: Arc<Client>, stream: ClientStream, record: Record) {
         let policy = client.services.policies.snapshot();
         let to = authorize::plain_http_inside(&policy, &self.admitted);
-        InnerServer::new(client, self.target(to), record).serve_h1(stream).await;
+        let _ = InnerServer::new(client, self.target(to), record).serve_h1(stream).await;
     }
 
     fn target(self, to: Verdict<Admitted>) -> TunnelTarget {
@@ -264,7 +232,7 @@ impl Tunnel {
         // Only the destination of plain HTTP can have been refused here.
         let target = to.as_ref().map_or_else(|_| admitted.target().in_the_clear(), |to| to.target().clone());
         let to = to.map(|admitted| Destination { admitted, pin: Some(pinned) });
-        TunnelTarget { caller: admitted.caller().clone(), target, to, prepaid: Some(prepaid) }
+        TunnelTarget { caller: admitted.caller().clone(), target, to, limited: None, prepaid: Some(prepaid) }
     }
 }
 
@@ -276,6 +244,24 @@ fn record_end(mut record: Record, ended: io::Result<()>, refusal: Option<Refusal
         (Err(_), None) => record.abandoned(),
         (Ok(()), _) => record.completed(),
     }
+}
+
+/// Returns the client's stream and the protocol of its first bytes, or `None` if the client closes without sending
+/// anything.
+///
+/// # Errors
+/// [`Deny::NotTls`] if the bytes are neither HTTP nor a TLS ClientHello; [`Deny::HeaderTimeout`].
+pub(super) async fn first_protocol(
+    upgrade: &mut OnUpgrade,
+    limit: Duration,
+) -> Verdict<Option<(ClientStream, FirstProtocol)>> {
+    let first = async {
+        match client_stream(upgrade).await {
+            Ok(stream) => detect_protocol(stream).await,
+            Err(_) => Ok(None),
+        }
+    };
+    timeout(limit, first).await.unwrap_or(Err(Deny::HeaderTimeout.into()))
 }
 
 /// Returns the raw connection of an upgrade, with the bytes that hyper had read ahead put back.

@@ -179,7 +179,8 @@ fn admin(mut s: Section<'_>, base: &Path) -> Admin {
 
 fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
     let mut file = |key, default: &str| dir.join(s.take::<PathBuf>(key).unwrap_or_else(|| default.into()));
-    Interception { ca_cert: file("ca_cert", "ca.pem"), ca_key: Some(file("ca_key", "ca-key.pem")) }
+    let (ca_cert, ca_key) = (file("ca_cert", "ca.pem"), Some(file("ca_key", "ca-key.pem")));
+    Interception { ca_cert, ca_key, refuse_inside: s.take("refuse_inside").unwrap_or(true) }
 }
 
 fn upstream(mut s: Section<'_>, base: &Path) -> Upstream {

@@ -302,6 +302,14 @@ impl Task {
         self.integrations.iter().any(|rule| rule.allowed.iter().any(is_exact))
     }
 
+    /// Returns whether tunnels to a host would be inspected, or would be if it were allowed.
+    #[must_use]
+    pub fn intercepts(&self, host: &Host) -> bool {
+        let named = self.for_host(host);
+        let rules = if named.is_empty() { &self.integrations } else { &named };
+        rules.iter().any(|rule| rule.mode == Mode::Inspect)
+    }
+
     /// Returns the approved hosts, for the response to a refused client.
     #[must_use]
     pub fn approved(&self) -> Vec<String> {

@@ -119,6 +119,8 @@ pub struct Interception {
     pub ca_cert: PathBuf,
     /// The key file in PEM, with mode 0600. `None` for a new CA at each start, with its key only in memory.
     pub ca_key: Option<PathBuf>,
+    /// Whether a CONNECT that the policy refuses is accepted, so that the client gets the refusal inside the tunnel.
+    pub refuse_inside: bool,
 }
 
 /// `[upstream]`: connections to origins and trust in them.

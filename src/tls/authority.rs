@@ -183,6 +183,14 @@ impl Authority {
             .map_err(|error: Arc<rcgen::Error>| AuthorityError::Unusable(error.to_string()))
     }
 
+    /// Like [`Self::server_config`], with a leaf that is not cached.
+    ///
+    /// # Errors
+    /// As for [`Self::server_config`].
+    pub fn mint_server_config(&self, host: &Host) -> Result<ServerConfig, AuthorityError> {
+        self.mint(host).map_err(|error| AuthorityError::Unusable(error.to_string()))
+    }
+
     fn mint(&self, host: &Host) -> Result<ServerConfig, rcgen::Error> {
         let mut params = CertificateParams::default();
         params.serial_number = Some(serial()?);

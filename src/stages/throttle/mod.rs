@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use self::rate::ConcurrencyPermit;
 use self::rate::RateLimiters;
 use super::identify::Caller;
 use crate::audit::finds::Finds;
@@ -28,6 +29,12 @@ use crate::policy::rule::Policy;
 /// burst.
 const SELF_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
 const SELF_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
+
+/// The limits on the tunnels of one execution in which refusals are repeated: per second, the burst, and at a time. Each costs
+/// a TLS handshake, and the memory of a connection.
+const REFUSED_TUNNELS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
+const REFUSED_TUNNEL_BURST: NonZeroU32 = NonZeroU32::new(50).unwrap();
+const MAX_REFUSED_TUNNELS: u32 = 32;
 
 /// The window of `calls_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -57,6 +64,8 @@ pub struct Throttle {
     limiters: RateLimiters,
     /// The limiters for requests to the proxy itself.
     self_limiters: RateLimiters,
+    /// The limiters for tunnels in which refusals are repeated.
+    refused_tunnels: RateLimiters,
     /// The time of each static execution's last restart; at most one entry per task.
     restarts: Mutex<HashMap<ExecutionId, Instant>>,
 }
@@ -70,6 +79,7 @@ impl Throttle {
             finds,
             limiters: RateLimiters::default(),
             self_limiters: RateLimiters::default(),
+            refused_tunnels: RateLimiters::default(),
             restarts: Mutex::default(),
         }
     }
@@ -163,6 +173,13 @@ impl Throttle {
         let asked = self.self_limiters.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
         let named = |limited| ReachedLimit { name: "self_requests_per_second", ..limited };
         asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
+    }
+
+    /// Admits a tunnel in which a refusal is repeated. Returns `None` if the execution has too many of them.
+    pub fn take_refused_tunnel(&self, caller: &Caller) -> Option<ConcurrencyPermit> {
+        let rate = Some(Rate { per_second: REFUSED_TUNNELS_PER_SECOND, burst: REFUSED_TUNNEL_BURST });
+        let limits = Limits { rate, concurrent: Some(MAX_REFUSED_TUNNELS), ..Limits::default() };
+        self.refused_tunnels.enter(caller.execution(), Kind::Raw, &limits).ok().flatten()
     }
 
     /// Checks a request that is not a call, or has already been counted: its rate must be within the limits of its

@@ -43,7 +43,7 @@ struct ExecutionLimiter {
 }
 
 /// A concurrency permit, returned on drop.
-pub(crate) struct ConcurrencyPermit(Arc<AtomicU32>);
+pub struct ConcurrencyPermit(Arc<AtomicU32>);
 
 impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {

@@ -8,7 +8,7 @@ use super::*;
 async fn chromium() {
     let place = place().await;
     fs::write(place.dir().join("chromium.js"), include_str!("chromium.js")).unwrap();
-    let trust = "mkdir -p \"$HOME/.pki/nssdb\" && certutil -d \"sql:$HOME/.pki/nssdb\" -N --empty-password && \
+    let trust = "rm -rf \"$HOME/.pki\" && mkdir -p \"$HOME/.pki/nssdb\" && certutil -d \"sql:$HOME/.pki/nssdb\" -N --empty-password && \
                  certutil -d \"sql:$HOME/.pki/nssdb\" -A -t C,, -n exeat -i \"$NODE_EXTRA_CA_CERTS\"";
     let post = place.url("/sink");
     let open = |url: &str| format!("timeout 60 node chromium.js {url} {post}");
@@ -20,8 +20,9 @@ async fn chromium() {
     // Chromium also sends background requests without a password.
     let summary = text(&output.stderr);
     assert!(!summary.contains("exeat: 0 allowed") && !summary.contains("× api.test"), "{summary}");
-    let refusal = "net::ERR_TUNNEL_CONNECTION_FAILED";
-    place.refused(&place.sh(&open("https://evil.test/")).await, refusal);
+    let refusal = PROBLEM;
+    let evil = format!("{trust} && timeout 60 node chromium.js https://evil.test/ https://evil.test/");
+    place.refused(&place.sh(&evil).await, refusal);
     let needs =
         "`--proxy-server`, our CA in its NSS database, and the password through the DevTools protocol; see below";
     row(&Row { client: "Chromium", inside: "HTTP/2", needs, refusal });

@@ -52,9 +52,9 @@ fn assert_written_down(lines: &[Value]) {
 async fn curl_in_a_sandbox() {
     let place = place().await;
     let (output, lines) =
-        in_a_sandbox(&place, &format!("curl -sS {} && ! curl -sS https://evil.test/", place.url("/"))).await;
-    assert_eq!(assert_ok(&output), "hello\n");
-    assert!(text(&output.stderr).contains("response 403"), "{}", text(&output.stderr));
+        in_a_sandbox(&place, &format!("curl -sS {} && curl -sS https://evil.test/", place.url("/"))).await;
+    let out = assert_ok(&output);
+    assert!(out.starts_with("hello\n") && out.contains(PROBLEM), "{out}");
     assert_written_down(&lines);
 }
 
@@ -64,13 +64,13 @@ async fn python_requests_in_a_sandbox() {
     let place = place().await;
     let script = format!(
         "import requests\nprint(requests.get('{}').text, end='')\n\
-         try: requests.get('https://evil.test/')\nexcept requests.exceptions.ProxyError as e: print(e)",
+         print(requests.get('https://evil.test/').text)",
         place.url("/")
     );
     fs::write(place.dir().join("fetch.py"), script).unwrap();
     let (output, lines) = in_a_sandbox(&place, "python3 fetch.py").await;
     let out = assert_ok(&output);
-    assert!(out.starts_with("hello\n") && out.contains("Tunnel connection failed: 403 Forbidden"), "{out}");
+    assert!(out.starts_with("hello\n") && out.contains(PROBLEM), "{out}");
     assert_written_down(&lines);
 }
 
@@ -80,13 +80,13 @@ async fn node_in_a_sandbox() {
     let place = place().await;
     let script = format!(
         "(async () => {{ process.stdout.write(await (await fetch('{}')).text());\n\
-         await fetch('https://evil.test/').catch(error => console.log(error)); }})()",
+         console.log(await (await fetch('https://evil.test/')).text()); }})()",
         place.url("/")
     );
     fs::write(place.dir().join("fetch.js"), script).unwrap();
     let (output, lines) = in_a_sandbox(&place, "node fetch.js").await;
     let out = assert_ok(&output);
-    assert!(out.starts_with("hello\n") && out.contains("Proxy response (403)"), "{out}");
+    assert!(out.starts_with("hello\n") && out.contains(PROBLEM), "{out}");
     assert_written_down(&lines);
     assert_eq!(place.builder.dns.queries("evil.test"), 0);
 }

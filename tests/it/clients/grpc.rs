@@ -70,7 +70,7 @@ async fn python_grpcio() {
     let output = super::output(client(&place, &[], &chat.target())).await;
     assert_eq!(place.passed(&output), SHOWN);
     assert!(text(&output.stderr).contains("exeat: 12 allowed"), "{}", text(&output.stderr));
-    let refusal = "HTTP proxy returned response code 403";
+    let refusal = "Received http2 header with status: 403";
     place.refused(&super::output(client(&place, &[], "evil.test:443")).await, refusal);
     row(&Row { client: "Python grpcio", inside: "HTTP/2", needs: NOTHING, refusal });
 }

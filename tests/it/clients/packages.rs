@@ -29,9 +29,10 @@ async fn pip() {
     };
     let out = place.passed(&place.sh(&install(&place.url("/files/simple/"))).await);
     assert!(out.ends_with("installed\n"), "{out}");
-    // The message appears before the client retries.
-    let again = install("https://evil.test/simple/").replace(" -q --retries=0 ", " --ignore-installed --retries=1 ");
-    let refusal = "OSError('Tunnel connection failed: 403 Forbidden')";
+    let again = install("https://evil.test/simple/").replace(" -q ", " --ignore-installed ");
+    let why = "Could not fetch URL https://evil.test/simple/exeat-probe/: 403 Client Error: Forbidden";
+    place.refused(&place.sh(&again.replace(" --ignore", " -vv --ignore")).await, why);
+    let refusal = "ERROR: No matching distribution found for exeat-probe";
     place.refused(&place.sh(&again).await, refusal);
     row(&Row { client: "pip", inside: "HTTP/1.1", needs: NOTHING, refusal });
 }
@@ -115,7 +116,7 @@ async fn cargo() {
     assert_eq!(place.passed(&output), "installed\n");
     assert!(text(&output.stderr).contains("HTTP/2 200"), "{}", text(&output.stderr));
     fs::remove_file(place.dir().join("app/Cargo.lock")).unwrap();
-    let refusal = "CONNECT tunnel failed, response 403";
+    let refusal = "failed to get successful HTTP response from `https://evil.test/config.json` (127.0.0.1), got 403";
     place.refused(&place.sh(&run("https://evil.test/")).await, refusal);
     row(&Row { client: "cargo", inside: "HTTP/2", needs: NOTHING, refusal });
 }
@@ -176,7 +177,7 @@ async fn apt() {
     }
     let distrusted = apt(&place.url("/files/apt/")).replace("$SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt");
     assert_broke_off(&place.sh(&distrusted).await);
-    let refusal = "Invalid response from proxy: HTTP/1.1 403 Forbidden";
+    let refusal = "Failed to fetch https://evil.test/./Packages  403  Forbidden";
     place.refused(&place.sh(&apt("https://evil.test/")).await, refusal);
     let needs = "`-o Acquire::https::CAInfo=\"$SSL_CERT_FILE\" -o APT::Sandbox::User=root`; nothing for `http://`";
     row(&Row { client: "apt", inside: "HTTP/1.1; plain HTTP without CONNECT", needs, refusal });

@@ -23,7 +23,9 @@ pub struct Row<'r> {
 
 #[track_caller]
 pub fn row(row: &Row<'_>) {
-    let line = format!("| {} | {} | {} | `{}` |", row.client, row.inside, row.needs, row.refusal);
+    let refusal =
+        if row.refusal.contains('`') { format!("`` {} ``", row.refusal) } else { format!("`{}`", row.refusal) };
+    let line = format!("| {} | {} | {} | {refusal} |", row.client, row.inside, row.needs);
     let _one_at_a_time = document();
     let (before, mut rows, after) = read();
     if !updating() {

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{Way, auth, client_config, empty, read_head};
-use crate::lab::{Lab, LabBuilder, Origin, Reply, TIMEOUT};
+use crate::lab::{Lab, LabBuilder, Origin, REFUSE_OUTSIDE, Reply, TIMEOUT};
 use crate::operation::cli::{Served, exeat};
 
 const TOOL: (&str, &str) = ("exeat-tool", "http_request");
@@ -42,7 +42,7 @@ async fn builder(names: usize) -> (LabBuilder, Origin) {
 
 async fn lab(text: &str, names: usize) -> (Lab, Origin) {
     let (builder, origin) = builder(names).await;
-    let text = config(&origin, text);
+    let text = format!("{REFUSE_OUTSIDE}{}", config(&origin, text));
     (builder.proxy(&text).await, origin)
 }
 

@@ -5,6 +5,7 @@ mod hello_retry;
 pub mod origin_tls;
 pub mod overrides;
 pub mod policy;
+mod refused_tunnels;
 pub mod resolver;
 pub mod sni;
 pub mod ssrf;

@@ -1,6 +1,6 @@
 //! No address is dialled without a check, and no name is resolved that is not allowed.
 
-use crate::lab::{self, Lab, LabBuilder, Origin};
+use crate::lab::{self, Lab, LabBuilder, Origin, REFUSE_OUTSIDE};
 
 /// Starts a lab whose policy allows many names on one port; the loopback is opened only if `text` says so.
 async fn lab_for(names: &[&str], network: &str) -> (Lab, Origin) {
@@ -39,7 +39,7 @@ async fn refused_both_ways(lab: &Lab, origin: &Origin, host: &str, status: u16, 
 
 #[tokio::test]
 async fn a_denied_host_is_refused_with_the_approved_hosts_and_without_a_query() {
-    let (lab, origin) = lab_for(&["api.test", "*.example.org"], LOOPBACK).await;
+    let (lab, origin) = lab_for(&["api.test", "*.example.org"], &format!("{REFUSE_OUTSIDE}{LOOPBACK}")).await;
     refused_both_ways(&lab, &origin, "evil.test", 403, "host_not_allowed").await;
     let reply = lab.get(&format!("https://evil.test:{}/", origin.port())).await;
     assert_eq!(reply.problem()["approved"], serde_json::json!(["*.example.org", "api.test"]));

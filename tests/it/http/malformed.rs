@@ -297,7 +297,7 @@ async fn h2_heads_have_the_same_field_limit() {
 
 #[tokio::test]
 async fn bytes_after_a_refused_connect_are_not_a_request() {
-    let (lab, origin) = lab::simple().await;
+    let (lab, origin) = lab::simple_with(lab::REFUSE_OUTSIDE).await;
     let port = origin.port();
     let text = format!(
         "CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n{{auth}}\r\nGET https://api.test:{port}/smuggled HTTP/1.1\r\nHost: api.test:{port}\r\n{{auth}}\r\n"

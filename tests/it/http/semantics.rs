@@ -301,7 +301,7 @@ fn is_now(dates: &[std::time::SystemTime]) -> bool {
 
 #[tokio::test]
 async fn the_proxys_own_answers_have_a_date() {
-    let (lab, origin) = lab::simple().await;
+    let (lab, origin) = lab::simple_with(lab::REFUSE_OUTSIDE).await;
     let to = format!("api.test:{}", origin.port());
     let rows = [
         ("GET http:// HTTP/1.1\r\n\r\n".to_owned(), "400"),

@@ -220,7 +220,9 @@ async fn lab_with_small_bodies(more: &str) -> (Lab, String) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     let plan = "[plans.p.raw]\nmax_request_bytes = 2000\n";
-    let lab = builder.proxy(&format!("[proxy]\n{more}\n{plan}{}plan = \"p\"\n", lab::allow_api(origin.port()))).await;
+    let api = lab::allow_api(origin.port());
+    let text = format!("{}[proxy]\n{more}\n{plan}{api}plan = \"p\"\n", lab::REFUSE_OUTSIDE);
+    let lab = builder.proxy(&text).await;
     (lab, format!("api.test:{}", origin.port()))
 }
 

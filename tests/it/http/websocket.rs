@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::lab::client::{auth, read_head};
-use crate::lab::{self, KEY, Lab, LabBuilder, TIMEOUT};
+use crate::lab::{self, KEY, Lab, LabBuilder, REFUSE_OUTSIDE, TIMEOUT};
 
 /// An origin that echoes messages and records them.
 pub struct Echo {
@@ -402,7 +402,8 @@ async fn a_key_in_a_message_closes_the_socket() {
 async fn a_key_in_a_message_counts_as_a_find() {
     let builder = LabBuilder::new().await;
     let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
-    let lab = builder.proxy(&format!("[leak]\nmax_finds = 1\n{}", with_key(echo.port))).await;
+    let text = format!("{REFUSE_OUTSIDE}[leak]\nmax_finds = 1\n{}", with_key(echo.port));
+    let lab = builder.proxy(&text).await;
     let (mut talking, mut silent) = (lab.socket(echo.port, &[]).await, lab.socket(echo.port, &[]).await);
     talking.send(Message::text(KEY)).await.unwrap();
     assert_eq!(closed_with(&mut silent).await, Some(1008));

@@ -28,6 +28,8 @@ pub use origin::Origin;
 pub const TOKEN: &str = "a-token-of-more-than-24-bytes";
 /// The value of the credential in the source `env:KEY`. It contains characters that every encoding has to escape.
 pub const KEY: &str = "sk-live-51H/8xPq+Zz~0=%w&R";
+/// A refused CONNECT is answered as such, so that a test sees its response.
+pub const REFUSE_OUTSIDE: &str = "[interception]\nrefuse_inside = false\n";
 /// The time after which a test fails instead of waiting longer.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -135,11 +137,15 @@ fn compiled(text: &str, dir: &Path) -> Config {
 
 /// Starts a lab with one origin, `api.test`, which task `t` may use without restriction.
 pub async fn simple() -> (Lab, Origin) {
+    simple_with("").await
+}
+
+/// As [`simple`], with more of the configuration.
+pub async fn simple_with(more: &str) -> (Lab, Origin) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
-    let port = origin.port();
-    let lab = builder.proxy(&allow_api(port)).await;
-    (lab, origin)
+    let text = format!("{more}{}", allow_api(origin.port()));
+    (builder.proxy(&text).await, origin)
 }
 
 pub fn allow_api(port: u16) -> String {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::lab::client::{Way, auth, empty, h1, read_to_end};
-use crate::lab::{self, KEY, Lab, LabBuilder, Origin};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, REFUSE_OUTSIDE};
 
 /// A value that is valid in a host name.
 const HOST_NAME_SAFE: &str = "ghp7q2zt9lmx4vbn8kcyw3p";
@@ -58,7 +58,7 @@ async fn other_task_get(lab: &Lab, url: &str) -> u16 {
 #[tokio::test]
 async fn three_finds_stop_an_execution_on_every_way() {
     for way in Way::ALL {
-        let (lab, origin) = lab("[leak]\nmax_finds = 3").await;
+        let (lab, origin) = lab(&format!("{REFUSE_OUTSIDE}[leak]\nmax_finds = 3")).await;
         let to = format!("api.test:{}", origin.port());
         let url = format!("https://{to}/");
         let mut standing = lab.h2(&to).await;

@@ -1,0 +1,141 @@
+//! Refused CONNECTs whose tunnels are opened, so that the requests inside are answered with the refusal.
+//!
+//! Most clients show neither the status nor the body of a refused CONNECT, and many of them try again. They show the
+//! response to a request. So the proxy takes TLS for the refused name itself: no name is looked up, and nothing is sent
+//! anywhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use hyper::upgrade::OnUpgrade;
+use moka::sync::Cache;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use super::Services;
+use super::client::Client;
+use super::inner_server::{InnerServer, TunnelTarget};
+use super::tunnel::{ClientStream, FirstProtocol, first_protocol};
+use crate::audit::record::Record;
+use crate::model::host::Host;
+use crate::model::limited::ReachedLimit;
+use crate::model::name::ExecutionId;
+use crate::model::refusal::{Deny, Refusal};
+use crate::model::target::Target;
+use crate::policy::rule::Policy;
+use crate::stages::identify::Caller;
+use crate::stages::parse;
+use crate::stages::throttle::ConcurrencyPermit;
+
+/// The time for which a host is remembered whose refusal was not fetched.
+const MEMORY: Duration = Duration::from_secs(3600);
+/// The number of such hosts of all executions that are remembered.
+const MAX_REMEMBERED: u64 = 10_000;
+/// The ports below 1024 on which clients speak TLS or HTTP. On others, such as 22, a client may wait for the server.
+const WEB_PORTS: [u16; 2] = [80, 443];
+const FIRST_FREE_PORT: u16 = 1024;
+
+/// The hosts whose refusal an execution did not fetch from the tunnel, usually because its client does not trust the
+/// interception CA. Their CONNECTs are refused as such.
+pub(crate) struct UnreadRefusals(Cache<(ExecutionId, Host), ()>);
+
+impl Default for UnreadRefusals {
+    fn default() -> Self {
+        Self(Cache::builder().max_capacity(MAX_REMEMBERED).time_to_live(MEMORY).build())
+    }
+}
+
+/// A refused CONNECT whose tunnel is opened.
+pub(super) struct RefusedTunnel {
+    upgrade: OnUpgrade,
+    caller: Caller,
+    target: Target,
+    refusal: Refusal,
+    limited: Option<ReachedLimit>,
+    /// The number of such tunnels of an execution is limited.
+    _permit: ConcurrencyPermit,
+}
+
+/// Returns the tunnel for a refused CONNECT, or `None` if the CONNECT itself is answered with the refusal: because the
+/// refusal is none of the policy, the task does not use interception or not for this host, the client did not fetch the
+/// last refusal for this host from its tunnel, or the execution has too many such tunnels.
+pub(super) fn offer(
+    services: &Services,
+    policy: &Policy,
+    caller: &Caller,
+    (head, upgrade): (&mut Parts, OnUpgrade),
+    (refusal, record): (Refusal, &Record),
+) -> Option<RefusedTunnel> {
+    let is_by_policy = matches!(
+        refusal,
+        Refusal::Deny(
+            Deny::HostNotAllowed
+                | Deny::SchemeNotAllowed
+                | Deny::PortNotAllowed
+                | Deny::ExecutionStopped
+                | Deny::ExecutionLimit
+                | Deny::RateLimited
+                | Deny::ConcurrencyLimited
+        )
+    );
+    if !is_by_policy || !services.settings.interception.refuse_inside {
+        return None;
+    }
+    let target = parse::target(head).ok()?;
+    if target.port() < FIRST_FREE_PORT && !WEB_PORTS.contains(&target.port()) {
+        return None;
+    }
+    policy.task(caller.task()).filter(|task| task.intercepts(target.host()))?;
+    if services.unread_refusals.0.contains_key(&(caller.execution().clone(), target.host().clone())) {
+        return None;
+    }
+    let permit = services.throttle.take_refused_tunnel(caller)?;
+    let (caller, limited) = (caller.clone(), record.limit().copied());
+    Some(RefusedTunnel { upgrade, caller, target, refusal, limited, _permit: permit })
+}
+
+impl RefusedTunnel {
+    /// Runs the tunnel after the 200 has been sent. `record` has the refusal of the CONNECT, and writes it unless a request
+    /// arrives.
+    pub(super) async fn run(self, client: Arc<Client>, record: Record) {
+        let unread = (self.caller.execution().clone(), self.target.host().clone());
+        let services = client.services.clone();
+        if !self.answer(client, record).await {
+            services.unread_refusals.0.insert(unread, ());
+        }
+    }
+
+    /// Answers the requests in the tunnel. Returns whether there were any.
+    async fn answer(mut self, client: Arc<Client>, record: Record) -> bool {
+        let limit = client.services.settings.proxy.handshake_timeout;
+        let Ok(Some((stream, first))) = first_protocol(&mut self.upgrade, limit).await else { return false };
+        match first {
+            FirstProtocol::Http => {
+                let target = self.target.in_the_clear();
+                self.server(client, target, record).serve_h1(stream).await
+            }
+            FirstProtocol::Tls(_) => self.answer_in_tls(client, stream, record).await,
+        }
+    }
+
+    async fn answer_in_tls(self, client: Arc<Client>, stream: ClientStream, record: Record) -> bool {
+        // The leaf is not cached: it would take the place of another, and the cache would show which names other tasks have
+        // tried.
+        let Ok(config) = client.services.authority.mint_server_config(self.target.host()) else { return false };
+        let limit = client.services.settings.proxy.handshake_timeout;
+        let Ok(Ok(tls)) = timeout(limit, TlsAcceptor::from(Arc::new(config)).accept(stream)).await else {
+            return false;
+        };
+        let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+        let target = self.target.clone();
+        let server = self.server(client, target, record);
+        if h2 { server.serve_h2(tls).await } else { server.serve_h1(tls).await }
+    }
+
+    fn server(&self, client: Arc<Client>, target: Target, record: Record) -> InnerServer {
+        let (to, limited) = (Err(self.refusal), self.limited);
+        let inside = TunnelTarget { caller: self.caller.clone(), target, to, limited, prepaid: None };
+        InnerServer::new(client, inside, record)
+    }
+}
