@@ -1,5 +1,5 @@
-//! Finds values in lists of numbers: decimal byte arrays, and hex digits with separators. The decoded bytes are scanned
-//! as a text of their own.
+//! Finds values in lists of numbers: decimal byte arrays, and hex digits with separators, which may be escaped. The decoded
+//! bytes are scanned as a text of their own.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -24,6 +24,7 @@ pub(super) struct NumberLists {
     position: u64,
     /// The next byte belongs to a run of bytes that lists consist of. Bytes between runs are skipped.
     is_in_run: bool,
+    escape: Escape,
     decimal: List<10>,
     hex: List<16>,
 }
@@ -52,12 +53,25 @@ impl NumberLists {
     }
 
     fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) {
-        self.decimal.walk(index, text, position, matches);
-        self.hex.walk(index, text, position, matches);
+        if self.escape == Escape::None && !text.iter().any(|byte| is_of_escape(*byte)) {
+            self.decimal.walk(index, text, position, matches);
+            self.hex.walk(index, text, position, matches);
+            return;
+        }
+        for (at, byte) in text.iter().enumerate() {
+            for byte in self.escape.push(*byte).into_iter().flatten() {
+                let position = position.saturating_add(at as u64);
+                self.decimal.push_byte(index, byte, position, matches);
+                self.hex.push_byte(index, byte, position, matches);
+            }
+        }
+        self.decimal.scan_decoded(index, matches);
+        self.hex.scan_decoded(index, matches);
     }
 
     fn finish(&mut self, index: &Index, matches: &mut Matches) {
         self.is_in_run = false;
+        self.escape = Escape::None;
         self.decimal.finish(index, matches);
         self.hex.finish(index, matches);
     }
@@ -72,6 +86,51 @@ impl NumberLists {
         let partials = [self.decimal.partials(index, before), self.hex.partials(index, before)];
         partials.into_iter().flatten().filter(|partial| partial.from < before).collect()
     }
+}
+
+/// The state within an escaped separator: `\n` as in JSON, `%2C` as in a query, or these escaped once more (`\\n`, `%252C`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Escape {
+    #[default]
+    None,
+    /// After one or more backslashes.
+    Backslash,
+    /// After `%`.
+    Percent,
+    /// After `%` and this digit.
+    Digit(u8),
+}
+
+impl Escape {
+    /// Returns the bytes that a list gets for the next byte. [`NO_SEPARATOR`] ends the list.
+    fn push(&mut self, byte: u8) -> [Option<u8>; 2] {
+        let (next, out) = match (*self, byte) {
+            (Self::None | Self::Backslash, b'\\') => (Self::Backslash, [None; 2]),
+            (Self::None, b'%') => (Self::Percent, [None; 2]),
+            // A blank in a form.
+            (Self::None, b'+') => (Self::None, [Some(b' '), None]),
+            (Self::None, byte) => (Self::None, [Some(byte), None]),
+            (Self::Backslash, b'n' | b'r' | b't') => (Self::None, [Some(b' '), None]),
+            (Self::Backslash, byte) if is_quote(byte) => (Self::None, [Some(byte), None]),
+            (Self::Percent, digit) if digit.is_ascii_hexdigit() => (Self::Digit(digit), [None; 2]),
+            (Self::Digit(high), low) if low.is_ascii_hexdigit() => match decoded(high, low) {
+                b'%' => (Self::Percent, [None; 2]),
+                // A digit that is escaped is one as well, but only separators have to be.
+                byte => (Self::None, [Some(byte), None]),
+            },
+            (_, byte) => (Self::None, [Some(NO_SEPARATOR), Some(byte)]),
+        };
+        *self = next;
+        out
+    }
+}
+
+/// A byte that no list contains.
+const NO_SEPARATOR: u8 = 0;
+
+fn decoded(high: u8, low: u8) -> u8 {
+    let digit = |byte| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok()).unwrap_or_default();
+    digit(high) << 4 | digit(low)
 }
 
 /// The current list, or the last one, whose memory the next list reuses.
@@ -290,9 +349,15 @@ fn is_list_byte(byte: u8) -> bool {
     LIST_BYTES.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
+/// Returns true for a byte of an escaped separator that is no other byte of a list.
+const fn is_of_escape(byte: u8) -> bool {
+    matches!(byte, b'\\' | b'n' | b'r' | b't' | b'%' | b'+')
+}
+
 /// The bytes that lists consist of.
 const LIST_BYTES: [bool; 256] = byte_table!(false, byte => {
-    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separator(byte, 16)
+    let is_separating = is_separator(byte, 16) || is_of_escape(byte);
+    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_quote(byte) || is_separating
 });
 
 #[cfg(test)]
@@ -346,6 +411,22 @@ mod tests {
             keyed(&|at, byte| format!("{at}: {byte}"), ", "),
             keyed(&|at, byte| format!("\"{at}\":\"{byte:02x}\""), ","),
             keyed(&|at, byte| format!("'{}': '0x{byte:02X}'", at + 1000), ", "),
+            list(&decimal, ",\\n        "),
+            list(&decimal, ",\\r\\n\\t"),
+            list(&decimal, ",\\\\n  "),
+            list(&hex, ":\\n"),
+            list(&prefixed, ",\\n "),
+            list(&decimal, "%2C"),
+            list(&decimal, "%2c%20"),
+            list(&decimal, "%2C+"),
+            list(&decimal, "%252C%2520"),
+            list(&decimal, "+"),
+            list(&decimal, "%0A"),
+            list(&hex, "%3A"),
+            list(&hex, "%20"),
+            list(&prefixed, "%2C+"),
+            keyed(&|at, byte| format!("\\\"{at}\\\":{byte}"), ","),
+            keyed(&|at, byte| format!("%22{at}%22%3A{byte}"), "%2C"),
         ];
         for list in lists {
             let text = format!("{{\"type\":\"Buffer\",\"data\":[{list}]}} and more text");
@@ -366,6 +447,11 @@ mod tests {
         let short = VALUE[1..].iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let numbers = (0..5000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
         let keys = VALUE.iter().map(|byte| format!("\"{byte}\":1")).collect::<Vec<_>>().join(",");
+        // Other escapes than those of separators.
+        let listed = |between| VALUE.iter().map(u8::to_string).collect::<Vec<_>>().join(between);
+        for other in [",\\a", "%2", "%zz", "%41", ",n", "\\", "%"] {
+            assert!(found(&matcher, &[listed(other).as_bytes()]).is_empty(), "{other}");
+        }
         for text in [short.as_str(), &numbers, &keys, "", ",,,,,,,,,,,,,,,,,,,,,,,", "0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x"]
         {
             assert!(found(&matcher, &[text.as_bytes()]).is_empty(), "{text}");
