@@ -168,13 +168,12 @@ impl InnerServer {
             }
         };
         let is_used = inner.is_used();
-        // A client that disconnected has not violated the protocol.
-        let broke = |error: &hyper::Error| !error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>);
-        if let Err(error) = ended
-            && broke(&error)
-            && inner.to.is_ok()
-            && let Some(mut record) = inner.take_record()
-        {
+        if ended.is_err_and(|error| breaks_protocol(&error)) && inner.to.is_ok() {
+            let mut record = inner.take_record().unwrap_or_else(|| {
+                let mut record = inner.client.services.record(&inner.client.peer);
+                inner.record_identity(&mut record);
+                record
+            });
             record.failed(Deny::RequestMalformed.into());
         }
         is_used
@@ -382,6 +381,13 @@ impl Drop for CallSettlement<'_> {
     fn drop(&mut self) {
         drop(self.give_back());
     }
+}
+
+/// Returns whether a connection ended because its client has violated the protocol, and not because it has disconnected. The
+/// limits on frames are reported as invalid data.
+fn breaks_protocol(error: &hyper::Error) -> bool {
+    let io = error.source().and_then(<dyn std::error::Error>::downcast_ref::<io::Error>);
+    io.is_none_or(|error| error.kind() == io::ErrorKind::InvalidData)
 }
 
 /// Returns the HTTP/2 server, with small windows and buffers unless memory for large ones is reserved. hyper and h2

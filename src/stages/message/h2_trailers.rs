@@ -12,7 +12,8 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::h2_frame_budget::{FrameBudget, INTERIM_HEAD};
+use super::h2_field_count::FieldCount;
+use super::h2_frame_budget::{FREE_FIELDS, FrameBudget, INTERIM_HEAD, PADDED_HEAD};
 
 /// The inserted field: never indexed, with a literal name of 14 bytes and an empty value (RFC 7541 §6.2.3). It is removed
 /// with all fields that have the proxy's own prefix.
@@ -30,6 +31,8 @@ const MAX_HELD: usize = 64;
 /// what it has got without a pause, and a frame of 9 bytes may take as long as half a kilobyte of content.
 const TURN: usize = 64 * 1024;
 const FRAME_COST: usize = 512;
+/// The bytes of a turn that a field takes besides its own.
+const FIELD_COST: usize = 8;
 /// The most streams of an origin tracked at the same time.
 const MAX_STREAMS: usize = 1024;
 
@@ -68,8 +71,15 @@ struct Frames {
     /// The last table size update continues in the next frame.
     within_size: bool,
     budget: FrameBudget,
-    /// The number of frames without content in the bytes that are being read.
+    /// The number of frames without content in the bytes that are being read, and that of fields.
     without_content: usize,
+    fields_read: usize,
+    /// The payload of the current frame is a part of a field block. This many bytes of it come before its fields.
+    in_fields: bool,
+    before_fields: usize,
+    fields: FieldCount,
+    /// The number of fields in the current block so far.
+    fields_of_block: usize,
 }
 
 /// A field block.
@@ -157,6 +167,8 @@ impl Streams {
     fn cost(&self, frame: &Header) -> u32 {
         match (frame.kind, self) {
             (DATA, _) if frame.length > 0 => 0,
+            // The padding is counted with the fields, so their number is uncertain.
+            (HEADERS, _) if frame.flags & PADDED != 0 => PADDED_HEAD,
             (HEADERS, Self::Requests { last }) if frame.stream > *last => 0,
             (HEADERS, Self::Responses { streams, .. }) => match streams.get(&frame.stream) {
                 None => 0,
@@ -244,6 +256,7 @@ impl Frames {
         while !bytes.is_empty() {
             if self.skip > 0 || self.drop > 0 {
                 let (passing, rest) = bytes.split_at(self.skip.min(bytes.len()));
+                self.count_fields(passing)?;
                 out.extend_from_slice(passing);
                 self.skip = self.skip.saturating_sub(passing.len());
                 let dropped = if self.skip == 0 { self.drop.min(rest.len()) } else { 0 };
@@ -269,8 +282,13 @@ impl Frames {
         if cost > 0 {
             self.without_content = self.without_content.saturating_add(1);
         }
-        if !self.budget.take(cost) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many HTTP/2 frames without content"));
+        self.charge(cost)?;
+        self.in_fields = matches!(frame.kind, HEADERS | CONTINUATION);
+        self.before_fields = 0;
+        if frame.kind == HEADERS {
+            self.before_fields = prefix(frame);
+            self.fields.begin();
+            self.fields_of_block = 0;
         }
         if frame.kind != CONTINUATION {
             (self.block, self.within_size) = (self.streams.record(frame), false);
@@ -278,17 +296,35 @@ impl Frames {
         Ok(())
     }
 
+    fn charge(&mut self, cost: u32) -> io::Result<()> {
+        if self.budget.take(cost) {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "too many HTTP/2 frames without content, or too many fields"))
+    }
+
+    /// Counts the fields in a part of the current frame's payload. Those of a block beyond [`FREE_FIELDS`] cost as much as
+    /// frames without content.
+    fn count_fields(&mut self, payload: &[u8]) -> io::Result<()> {
+        if !self.in_fields {
+            return Ok(());
+        }
+        let before = self.before_fields.min(payload.len());
+        self.before_fields = self.before_fields.saturating_sub(before);
+        let fields = self.fields.feed(payload.get(before..).unwrap_or_default());
+        self.fields_read = self.fields_read.saturating_add(fields);
+        self.fields_of_block = self.fields_of_block.saturating_add(fields);
+        let over = self.fields_of_block.saturating_sub(FREE_FIELDS).min(fields);
+        self.charge(u32::try_from(over).unwrap_or(u32::MAX))
+    }
+
     /// Passes a held frame on, marks it, or waits for more of it.
     fn process(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
         let Some(block) = self.block else {
-            self.pass(frame, out);
-            return Ok(());
+            return self.pass(frame, out);
         };
-        let (padded, priority) = match frame.kind {
-            HEADERS => (frame.flags & PADDED != 0, frame.flags & PRIORITY != 0),
-            _ => (false, false),
-        };
-        let before = usize::from(padded).saturating_add(if priority { MAX_PREFIX - 1 } else { 0 });
+        let padded = frame.kind == HEADERS && frame.flags & PADDED != 0;
+        let before = prefix(frame);
         let payload = self.held.get(FRAME_HEADER..).unwrap_or_default();
         if payload.len() < before && payload.len() < frame.length {
             return Ok(());
@@ -297,8 +333,7 @@ impl Frames {
         let length = frame.length.checked_sub(before).and_then(|length| length.checked_sub(padding));
         let (Some(length), Some(fragment)) = (length, payload.get(before..)) else {
             // Invalid padding; h2 rejects it.
-            self.pass(frame, out);
-            return Ok(());
+            return self.pass(frame, out);
         };
         let mut within = self.within_size;
         let is_whole = fragment.len() >= length;
@@ -306,22 +341,26 @@ impl Frames {
             Start::Field(at) if block.is_trailers => {
                 let marked = Marked { frame, fragment, length, sizes: at };
                 marked.write(out);
-                (self.skip, self.drop) = (length.saturating_sub(fragment.len()), padding);
+                let fragment = fragment.to_vec();
+                let left = length.saturating_sub(fragment.len());
+                (self.skip, self.drop) = (left, padding);
                 self.held.clear();
                 self.block = None;
+                self.before_fields = 0;
+                self.count_fields(&fragment)?;
             }
             Start::Field(at) if is_whole || fragment.len() >= MAX_HELD => {
                 let field = fragment.get(at..length.min(fragment.len())).unwrap_or_default();
                 self.streams.head(block.stream, field);
                 self.block = None;
-                self.pass(frame, out);
+                self.pass(frame, out)?;
             }
             Start::Sizes if is_whole => {
                 self.within_size = within;
                 if frame.flags & END_HEADERS != 0 {
                     self.block = None;
                 }
-                self.pass(frame, out);
+                self.pass(frame, out)?;
             }
             Start::Sizes if fragment.len() >= MAX_HELD => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a field block without any fields"));
@@ -332,12 +371,22 @@ impl Frames {
     }
 
     /// Passes the frame on unchanged.
-    fn pass(&mut self, frame: &Header, out: &mut BytesMut) {
-        let payload = self.held.len().saturating_sub(FRAME_HEADER);
-        out.extend_from_slice(&self.held);
-        self.skip = frame.length.saturating_sub(payload);
+    fn pass(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
+        let held = std::mem::take(&mut self.held);
+        let payload = held.get(FRAME_HEADER..).unwrap_or_default();
+        out.extend_from_slice(&held);
+        self.skip = frame.length.saturating_sub(payload.len());
+        self.count_fields(payload)?;
+        self.held = held;
         self.held.clear();
+        Ok(())
     }
+}
+
+/// Returns the number of bytes before the field block in the payload of a frame (RFC 9113 §6.2).
+fn prefix(frame: &Header) -> usize {
+    let has = |flag| frame.kind == HEADERS && frame.flags & flag != 0;
+    usize::from(has(PADDED)).saturating_add(if has(PRIORITY) { MAX_PREFIX - 1 } else { 0 })
 }
 
 /// A frame whose field block is marked before its first field.
@@ -387,6 +436,11 @@ impl<T> MarkTrailers<T> {
             within_size: false,
             budget: FrameBudget::new(),
             without_content: 0,
+            fields_read: 0,
+            in_fields: false,
+            before_fields: 0,
+            fields: FieldCount::default(),
+            fields_of_block: 0,
         };
         Self { inner, frames, out: BytesMut::new(), cost: 1, turn: TURN }
     }
@@ -414,7 +468,7 @@ impl<T: AsyncRead + Unpin> MarkTrailers<T> {
             let before = buf.filled().len();
             ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
             let fresh = buf.filled().get(before..).unwrap_or_default();
-            if fresh.len() <= self.frames.skip {
+            if fresh.is_empty() || (fresh.len() <= self.frames.skip && !self.frames.in_fields) {
                 // Nothing, or part of a payload that passes unchanged.
                 self.frames.skip = self.frames.skip.saturating_sub(fresh.len());
                 self.cost = 1;
@@ -425,7 +479,9 @@ impl<T: AsyncRead + Unpin> MarkTrailers<T> {
             buf.set_filled(before);
             fed?;
             let of_frames = std::mem::take(&mut frames.without_content).saturating_mul(FRAME_COST);
-            self.cost = of_frames.checked_div(out.len()).unwrap_or_default().saturating_add(1);
+            let of_fields = std::mem::take(&mut frames.fields_read).saturating_mul(FIELD_COST);
+            self.cost =
+                of_frames.saturating_add(of_fields).checked_div(out.len()).unwrap_or_default().saturating_add(1);
         }
         let in_turn = self.turn.checked_div(self.cost).unwrap_or_default().max(1);
         let length = self.out.len().min(buf.remaining()).min(in_turn);
@@ -482,7 +538,11 @@ mod tests {
     async fn reading_yields_after_a_turn() {
         let ping = frame(6, 0, 0, &[0; 8]);
         let content = frame(DATA, 0, 1, &[0; 16_000]);
-        for (bytes, most) in [(ping.repeat(3_000), 3_000), (content.repeat(20), TURN + 16 * 1024)] {
+        // A head with as many fields as cost nothing.
+        let head = |stream| frame(HEADERS, ENDS, stream, &[0xbe; FREE_FIELDS]);
+        let heads: Vec<u8> = (0..300).flat_map(|n| head(2 * n + 1)).collect();
+        let rows = [(ping.repeat(3_000), 3_000), (content.repeat(20), TURN + 16 * 1024), (heads, 9_000)];
+        for (bytes, most) in rows {
             let (ours, mut theirs) = tokio::io::duplex(bytes.len());
             theirs.write_all(&bytes).await.unwrap();
             let mut io = MarkTrailers::responses(ours);
@@ -607,6 +667,33 @@ mod tests {
             for room in [1, 9, 10, 1000] {
                 let got = passed(false, &[&before[..], &last].concat(), room).unwrap();
                 assert_eq!(got, [&before[..], &want].concat(), "row {n} in steps of {room}");
+            }
+        }
+    }
+
+    /// A block has at most some thousand fields, and only now and then.
+    #[test]
+    fn many_fields_in_a_block_end_the_connection() {
+        let head = |stream, fields: usize| frame(HEADERS, ENDS, stream, &vec![0xbe; fields]);
+        let many = |flags| frame(HEADERS, flags, 1, &[0xbe; 3_000]);
+        let rest = |stream| frame(CONTINUATION, END_HEADERS, stream, &[0xbe; 2_000]);
+        let with_priority = frame(HEADERS, ENDS | PRIORITY, 1, &[0; 5 + 100]);
+        let rows = [
+            ((1..2_000).step_by(2).flat_map(|stream| head(stream, FREE_FIELDS)).collect(), true),
+            (head(1, 4_000), true),
+            ([head(1, 4_000), head(3, 4_000)].concat(), false),
+            (head(1, 4_500), false),
+            ([many(END_STREAM), rest(1)].concat(), false),
+            // Trailers, which are marked.
+            ([head(1, 10), head(1, 4_500)].concat(), false),
+            (with_priority, true),
+            // The padding could hide fields, so not many heads can have one.
+            ((1..2_000).step_by(2).flat_map(|stream| frame(HEADERS, ENDS | PADDED, stream, &[0; 9])).collect(), false),
+        ];
+        for (n, (bytes, passes)) in rows.into_iter().enumerate() {
+            let bytes: Vec<u8> = [vec![0; PREFACE], bytes].concat();
+            for room in [7, 100_000] {
+                assert_eq!(passed(true, &bytes, room).is_ok(), passes, "row {n} in steps of {room}");
             }
         }
     }
