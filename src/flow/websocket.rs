@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -22,6 +23,7 @@ use crate::audit::finds::FindReporter;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
+use crate::stages::message::arrivals::PauseWatch;
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
 use crate::stages::scan_limit::ScanLimit;
@@ -76,7 +78,7 @@ pub(super) fn respond(
 }
 
 async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mut record: Record) {
-    let Relay { origin, up, down, idle, until, revocation, limit, lease } = accepted;
+    let Relay { origin, up, down, pauses, idle, until, revocation, limit, lease } = accepted;
     // After the response the client sends WebSocket frames instead of HTTP.
     pending.gate.pass_all();
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
@@ -88,6 +90,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         up: UpFilter { inner: up, limit: limit.clone(), state: WriteState::new(&protocol_error) },
         down: DownFilter {
             inner: down,
+            pauses,
             limit,
             finder: record.find_reporter(),
             state: WriteState::new(&protocol_error),
@@ -154,6 +157,7 @@ struct UpFilter {
 
 struct DownFilter {
     inner: Downward,
+    pauses: PauseWatch,
     limit: ScanLimit,
     finder: FindReporter,
     /// State of the client's side.
@@ -363,6 +367,7 @@ impl Filter for DownFilter {
         if self.state.protocol_error.load(Ordering::Relaxed) {
             self.inner.await_close();
         }
+        self.pauses.data_arrived();
         let mut out = Vec::new();
         if let Err(error) = self.inner.pass(bytes, &mut out, |finds| self.finder.reached(finds)) {
             let close_frame = websocket::close_frame(websocket::INTERNAL_ERROR, false);
@@ -373,6 +378,10 @@ impl Filter for DownFilter {
 
     fn holds(&self) -> bool {
         self.inner.holds()
+    }
+
+    fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.pauses.poll_drained(cx)
     }
 
     fn pause(&mut self) -> io::Result<Vec<u8>> {

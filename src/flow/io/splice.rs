@@ -1,8 +1,10 @@
 //! Copies bytes in both directions until both end, through a filter for each direction.
 
 use std::borrow::Cow;
+use std::future::poll_fn;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -58,6 +60,11 @@ pub(in crate::flow) trait Filter {
         false
     }
 
+    /// Returns ready if no input is available, after a read that had to wait. The reader may have other reasons to wait.
+    fn poll_drained(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
+
     /// Returns held bytes when no input is available.
     ///
     /// # Errors
@@ -86,6 +93,10 @@ impl<F: Filter> Filter for &mut F {
 
     fn holds(&self) -> bool {
         (**self).holds()
+    }
+
+    fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        (**self).poll_drained(cx)
     }
 
     fn pause(&mut self) -> io::Result<Vec<u8>> {
@@ -153,7 +164,7 @@ where
         let read = tokio::select! {
             biased;
             read = clock.wait(from.read(&mut buffer)) => Some(read?),
-            () = std::future::ready(()), if filter.holds() => None,
+            () = poll_fn(|cx| filter.poll_drained(cx)), if filter.holds() => None,
         };
         match read {
             None => {

@@ -38,6 +38,7 @@ use super::inject::{Outbound, OutboundParts};
 use super::limit::redact;
 use super::limit::redact::{ContentDecoder, RedactionPlan};
 use super::limit::report::ReportTarget;
+use super::message::arrivals::PauseWatch;
 use super::message::h2_trailers::MarkTrailers;
 use super::message::headers;
 use super::message::late_trailers::{Framing, LateTrailers, Trailers};
@@ -132,6 +133,8 @@ pub struct Relay {
     pub up: Upward,
     /// Redacts the frames sent by the origin.
     pub down: Downward,
+    /// Finds the pauses of the origin.
+    pub(crate) pauses: PauseWatch,
     /// The idle timeout, for both directions together.
     pub idle: Duration,
     /// The deadline of the exchange.
@@ -153,7 +156,9 @@ impl OriginResponse {
         let Some(origin) = self.switched.take() else { return Ok(Received::Response(Box::new(self))) };
         let Self { response, lease, limits, started, guard, values, reservation, revocation, .. } = self;
         let timeouts = limits.timeouts;
-        let (mut head, guarded) = redact::head_within_limit(response, guard).await?.into_parts();
+        let arrivals = lease.traffic().arrivals.clone();
+        let pauses = PauseWatch::new(arrivals.clone());
+        let (mut head, guarded) = redact::head_within_limit(response, guard, arrivals).await?.into_parts();
         record.finds_in_answer(guarded.finds(false))?;
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -163,6 +168,7 @@ impl OriginResponse {
             limit,
             up: Upward::new(values).charged_to(reservation),
             down: Downward::new(guarded.into_redactor()),
+            pauses,
             idle: timeouts.idle,
             until: timeouts.request.map(|request| started + request),
             revocation,

@@ -1,5 +1,5 @@
-//! Records whether a request head has been written to the origin and whether bytes have been received. Wraps the
-//! connection used by the HTTP client.
+//! Records whether a request head has been written to the origin and whether bytes have been received, and bounds what is
+//! read without a pause. Wraps the connection used by the HTTP client.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,14 +8,20 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop;
 
 use crate::model::tls::TlsFailure;
+use crate::stages::message::arrivals::Arrivals;
 use crate::tls::failure;
 
 /// The length of the HTTP/2 connection preface (RFC 9113 §3.4) and of a frame header (§4.1), in bytes.
 const PREFACE: usize = 24;
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
+
+/// The bytes that are read for one unit of a task's budget. A task has 128 units for each poll, and the HTTP client, which
+/// reads interim heads (1xx) as long as there are any, therefore yields after 16 KiB.
+const BYTES_PER_UNIT: usize = 128;
 
 /// A connection to an origin that counts the request heads written and the bytes received.
 pub(crate) struct WriteProgress<T> {
@@ -31,6 +37,8 @@ pub(crate) struct Traffic {
     pub(crate) heads: Arc<AtomicU64>,
     /// Bytes received, of responses or anything else.
     pub(crate) received: AtomicU64,
+    /// Whether everything that has arrived has been read.
+    pub(crate) arrivals: Arc<Arrivals>,
     /// The TLS alert that ended the connection.
     pub(crate) alert: OnceLock<TlsFailure>,
 }
@@ -113,11 +121,29 @@ impl Frames {
     }
 }
 
+/// Takes units from the budget of the task, as far as there are any.
+fn take_units(units: usize, cx: &mut Context<'_>) {
+    for _ in 0..units {
+        if !coop::has_budget_remaining() {
+            return;
+        }
+        if let Poll::Ready(unit) = coop::poll_proceed(cx) {
+            unit.made_progress();
+        }
+    }
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for WriteProgress<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let unit = ready!(coop::poll_proceed(cx));
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
         let received = buf.filled().len().saturating_sub(before);
+        self.traffic.arrivals.note_read(read.is_pending());
+        if read.is_ready() {
+            unit.made_progress();
+            take_units(received / BYTES_PER_UNIT, cx);
+        }
         self.traffic.received.fetch_add(received as u64, Ordering::Relaxed);
         if let Poll::Ready(Err(error)) = &read
             && let Some(failure) = failure::alert_behind(error)
@@ -166,6 +192,37 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
 mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt;
+
+    /// However much has arrived, a poll of a task reads about 16 KiB. The rest is read in the next ones.
+    #[tokio::test]
+    async fn reading_yields_before_the_data_ends() {
+        const ALL: usize = 1_000_000;
+        for step in [100, 4_096, 20_000] {
+            let (ours, mut theirs) = tokio::io::duplex(ALL);
+            theirs.write_all(&vec![b'x'; ALL]).await.unwrap();
+            let mut io = WriteProgress::h1(ours);
+            let (mut buffer, mut total, mut polls) = (vec![0; step], 0, 0);
+            let reading = std::future::poll_fn(move |cx| {
+                let before = total;
+                loop {
+                    let mut buf = ReadBuf::new(&mut buffer);
+                    match Pin::new(&mut io).poll_read(cx, &mut buf) {
+                        Poll::Ready(result) => result.unwrap(),
+                        Poll::Pending => break,
+                    }
+                    total += buf.filled().len();
+                    if total == ALL {
+                        return Poll::Ready(polls);
+                    }
+                }
+                polls += 1;
+                assert!(total - before <= 128 * BYTES_PER_UNIT + step, "{} bytes in a poll", total - before);
+                Poll::Pending
+            });
+            let polls = tokio::spawn(reading).await.unwrap();
+            assert!(polls >= 15, "{polls} polls");
+        }
+    }
 
     fn frame(kind: u8, payload: usize) -> Vec<u8> {
         let mut frame = (payload as u32).to_be_bytes()[1..].to_vec();

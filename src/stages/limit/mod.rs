@@ -134,7 +134,8 @@ enum FrameOutcome {
 pub async fn redact_and_check(received: OriginResponse, record: &mut Record) -> Verdict<CheckedResponse> {
     let OriginResponse { response, lease, limits, reader, started, guard, mut revocation, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
-    let mut response = redact::head_within_limit(response, guard).await?;
+    let arrivals = lease.traffic().arrivals.clone();
+    let mut response = redact::head_within_limit(response, guard, arrivals).await?;
     response.body_mut().count(record.transfer_counts());
     if let Err(refusal) = record.finds_in_answer(response.body().finds(false)) {
         record_finds(response.body(), record);

@@ -21,6 +21,7 @@ use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
 use crate::stages::inspect::outbound::{GRPC_WEB_TEXT, PORTION, codings, media_types};
+use crate::stages::message::arrivals::{Arrivals, PauseWatch};
 use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
 use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 use crate::stages::work_slice::WorkSlice;
@@ -140,6 +141,7 @@ struct Redaction {
     may_be_known: bool,
     decoder: Option<Box<Decoder>>,
     limit: PolledScanLimit,
+    pauses: PauseWatch,
     slice: WorkSlice,
     /// Received bytes that have not been decoded and scanned.
     waiting: Bytes,
@@ -161,23 +163,28 @@ struct Redaction {
     last: Option<Result<Frame<Bytes>, BodyError>>,
 }
 
-/// As [`head`], when the execution may scan.
+/// As [`head`], when the execution may scan. `arrivals` are those of the connection.
 ///
 /// # Errors
 /// As [`ScanLimit::acquire`].
 pub(crate) async fn head_within_limit(
     response: Response<Incoming>,
     guard: Option<(RedactionPlan, ContentDecoder)>,
+    arrivals: Arc<Arrivals>,
 ) -> Verdict<Response<RedactedBody>> {
     let _permit = match &guard {
         Some((guard, _)) => Some(guard.limit.acquire().await?),
         None => None,
     };
-    Ok(head(response, guard))
+    Ok(head(response, guard, arrivals))
 }
 
 /// Redacts a response head and wraps the body for redaction.
-fn head(mut response: Response<Incoming>, guard: Option<(RedactionPlan, ContentDecoder)>) -> Response<RedactedBody> {
+fn head(
+    mut response: Response<Incoming>,
+    guard: Option<(RedactionPlan, ContentDecoder)>,
+    arrivals: Arc<Arrivals>,
+) -> Response<RedactedBody> {
     // From here on, the version is that of the connection to the client.
     let is_http2 = std::mem::replace(response.version_mut(), Version::HTTP_11) == Version::HTTP_2;
     let raw = |body| CountedBody { body, is_http2, counts: None };
@@ -206,6 +213,7 @@ fn head(mut response: Response<Incoming>, guard: Option<(RedactionPlan, ContentD
         delivered: 0,
         decoder,
         limit,
+        pauses: PauseWatch::new(arrivals),
         slice: WorkSlice::default(),
         waiting: Bytes::new(),
         trailers: None,
@@ -449,7 +457,9 @@ impl Redaction {
             slice.run(|| self.work());
             self.slice = slice;
         } else {
-            match ready!(inner.poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+            let frame = ready!(inner.poll_frame(cx));
+            self.pauses.data_arrived();
+            match frame.map(|frame| frame.map(Frame::into_data)) {
                 Some(Ok(Ok(data))) => self.take(data),
                 Some(Ok(Err(frame))) => match frame.into_trailers() {
                     Ok(trailers) => self.trailers = Some(trailers),
@@ -525,10 +535,16 @@ impl Body for RedactedBody {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
+            // Before the body is asked for data: what arrives afterwards is no part of a pause.
+            let is_drained = guard.pauses.is_drained();
             if guard.step(&mut this.inner, cx).is_pending() {
-                if guard.has_work() {
-                    // The origin has not paused: the data waits to be scanned.
+                if guard.has_work() || guard.redactor.held() == 0 {
+                    // The data waits to be scanned, or there is none to release.
                     return Poll::Pending;
+                }
+                if !is_drained {
+                    ready!(guard.pauses.poll_drained(cx));
+                    continue;
                 }
                 let Some(data) = guard.output_at_pause() else { return Poll::Pending };
                 return Poll::Ready(Some(Ok(Frame::data(data))));

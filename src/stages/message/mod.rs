@@ -1,6 +1,8 @@
 //! Message parts shared by several stages: header fields, bodies, queries, WebSocket frames and trailers.
 
+pub(crate) mod arrivals;
 pub mod chunked;
+mod h2_field_count;
 mod h2_frame_budget;
 pub mod h2_trailers;
 pub(super) mod headers;

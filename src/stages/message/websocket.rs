@@ -1,6 +1,7 @@
 //! WebSocket over HTTP/1.1 (RFC 6455): the handshake, checked on both sides, and the scanning of frames. `inject` and
 //! `forward` use the handshake; a relay runs the frames of client and origin through [`Upward`] and [`Downward`].
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -369,17 +370,36 @@ pub struct Downward {
     redactor: Option<FrameRedactor>,
 }
 
+/// Redacts the frames of an origin. The fragments of a message are one text, so their heads and the control frames between
+/// them wait for the payload before them.
 struct FrameRedactor {
     messages: Redactor,
     /// Redacts the payloads of control frames as one stream.
     controls: Redactor,
+    /// Bytes of payload added to `messages`, and bytes of it forwarded.
+    added: u64,
+    forwarded: u64,
+    /// Heads of data frames with the length of their payload, and control frames, each with the payload before it.
+    between: VecDeque<(u64, u64, Vec<u8>)>,
+    /// The bytes left of the frame whose head was forwarded last.
+    left: u64,
 }
+
+/// The most heads and control frames that wait for the payload before them.
+const MAX_WAITING: usize = 1_024;
 
 impl Downward {
     /// Redacts with the redactor that processed the response head.
     #[must_use]
     pub fn new(redactor: Option<Redactor>) -> Self {
-        let redacted = redactor.map(|messages| FrameRedactor { controls: messages.sibling(), messages });
+        let redacted = redactor.map(|messages| FrameRedactor {
+            controls: messages.sibling(),
+            messages,
+            added: 0,
+            forwarded: 0,
+            between: VecDeque::new(),
+            left: 0,
+        });
         Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
 
@@ -399,7 +419,8 @@ impl Downward {
         let redacted = &mut self.redactor;
         self.direction.pass(bytes, out, |piece, out| {
             let Some(redacted) = redacted else { return Ok(piece.pass(out)) };
-            let ends = redacted.take(&piece, out);
+            redacted.take(&piece, out);
+            let ends = redacted.left == 0;
             report(redacted.finds(false)).map_err(RelayError::Stopped)?;
             Ok(ends)
         })
@@ -419,14 +440,17 @@ impl Downward {
     /// Returns true if bytes are held that [`Self::pause`] would return.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.redactor.as_ref().is_some_and(|redacted| redacted.messages.held() > 0)
+        self.redactor.as_ref().is_some_and(|redacted| redacted.messages.held() > 0 || !redacted.between.is_empty())
     }
 
     /// Returns the held bytes, for a pause in the stream.
     pub fn pause(&mut self) -> Vec<u8> {
-        let Some(FrameRedactor { messages, .. }) = &mut self.redactor else { return Vec::new() };
-        messages.pause();
-        std::iter::from_fn(|| messages.take()).flatten().collect()
+        let Some(redacted) = &mut self.redactor else { return Vec::new() };
+        let mut out = Vec::new();
+        redacted.messages.pause();
+        redacted.forward(&mut out);
+        self.direction.mid_frame = redacted.left > 0;
+        out
     }
 
     /// Returns true if the output ends on a frame boundary.
@@ -458,27 +482,57 @@ impl FrameRedactor {
         self.messages.find_count(is_over) + self.controls.find_count(is_over)
     }
 
-    fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> bool {
-        let (redactor, bytes, ends) = match piece {
-            Piece::Head(head) => {
-                out.extend_from_slice(head.bytes());
-                return false;
+    fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) {
+        match piece {
+            Piece::Head(head) => self.between.push_back((self.added, head.length(), head.bytes().to_vec())),
+            Piece::Payload { head, bytes, last, .. } => {
+                self.added = self.added.saturating_add(bytes.len() as u64);
+                self.messages.feed(Bytes::copy_from_slice(bytes));
+                if *last && head.is_final() {
+                    self.messages.end_message();
+                }
             }
-            Piece::Payload { bytes, last, .. } => (&mut self.messages, *bytes, *last),
             Piece::Control { head, bytes } => {
-                out.extend_from_slice(head.bytes());
-                (&mut self.controls, &bytes[..], true)
+                let mut frame = head.bytes().to_vec();
+                self.controls.feed(Bytes::copy_from_slice(bytes));
+                self.controls.end_message();
+                while let Some(piece) = self.controls.take() {
+                    frame.extend_from_slice(&piece);
+                }
+                self.between.push_back((self.added, 0, frame));
+                if head.is_close() {
+                    // No data follows.
+                    self.messages.pause();
+                }
             }
-        };
-        redactor.feed(Bytes::copy_from_slice(bytes));
-        if ends {
-            // Flush the payload, or the next frame's head would overtake it.
-            redactor.end_message();
         }
-        while let Some(piece) = redactor.take() {
-            out.extend_from_slice(&piece);
+        if self.between.len() > MAX_WAITING {
+            self.messages.pause();
         }
-        ends
+        self.forward(out);
+    }
+
+    /// Forwards what has been released, and the heads and control frames between.
+    fn forward(&mut self, out: &mut Vec<u8>) {
+        self.forward_between(out);
+        while let Some(mut piece) = self.messages.take() {
+            while !piece.is_empty() {
+                let next = self.between.front().map_or(u64::MAX, |(at, ..)| *at);
+                let before = usize::try_from(next.saturating_sub(self.forwarded)).unwrap_or(usize::MAX);
+                let part = piece.split_to(before.min(piece.len()));
+                out.extend_from_slice(&part);
+                self.forwarded = self.forwarded.saturating_add(part.len() as u64);
+                self.left = self.left.saturating_sub(part.len() as u64);
+                self.forward_between(out);
+            }
+        }
+    }
+
+    fn forward_between(&mut self, out: &mut Vec<u8>) {
+        while let Some((_, length, bytes)) = self.between.pop_front_if(|(at, ..)| *at <= self.forwarded) {
+            out.extend_from_slice(&bytes);
+            self.left = self.left.saturating_add(length);
+        }
     }
 }
 

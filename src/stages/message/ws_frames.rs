@@ -75,6 +75,11 @@ impl FrameHead {
         self.opcode() == CLOSE
     }
 
+    /// Returns the length of the payload, in bytes.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
     /// Returns true for the last frame of a message.
     pub(crate) fn is_final(&self) -> bool {
         let [first, ..] = self.bytes;

@@ -17,6 +17,7 @@ pub mod inbound;
 pub mod many;
 pub mod masks;
 pub mod message_structure;
+pub mod one_write;
 pub mod origin;
 pub mod outbound;
 pub mod page;
