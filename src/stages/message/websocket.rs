@@ -158,17 +158,11 @@ impl Direction {
         Self { frames, mid_frame: false, closed: false, awaiting_close: false }
     }
 
-    /// Parses bytes. `forward` appends to `out` the part of a piece that may be forwarded, and returns whether the
-    /// output ends on a frame boundary.
+    /// Parses bytes. `sink` appends to `out` the part of a piece that may be forwarded.
     ///
     /// After an error, no more bytes may be passed in. `out` is then cut to the last complete frame. An error of
-    /// `forward` leaves nothing in `out`.
-    fn pass(
-        &mut self,
-        mut rest: &[u8],
-        out: &mut Vec<u8>,
-        mut forward: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
-    ) -> Result<(), RelayError> {
+    /// `sink` leaves nothing in `out`.
+    fn pass(&mut self, mut rest: &[u8], out: &mut Vec<u8>, sink: &mut impl PieceSink) -> Result<(), RelayError> {
         let start = out.len();
         let mut frame_end = (!self.mid_frame).then_some(start);
         let mut ends = !self.mid_frame;
@@ -185,7 +179,7 @@ impl Direction {
             if closes && self.awaiting_close {
                 break RelayError::Closed;
             }
-            match forward(piece, out) {
+            match sink.take(piece, out) {
                 Ok(at_end) => ends = at_end,
                 Err(error) => {
                     out.truncate(start);
@@ -197,9 +191,22 @@ impl Direction {
             }
             self.closed |= closes;
         };
+        frame_end = sink.finish(out).or(frame_end);
         out.truncate(frame_end.unwrap_or(start));
         self.mid_frame = frame_end.is_none();
         Err(error)
+    }
+}
+
+/// The receiver of the pieces of one direction.
+trait PieceSink {
+    /// Appends the part of a piece that may be forwarded. Returns whether the output ends on a frame boundary.
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError>;
+
+    /// Appends what is held and may be forwarded, because nothing follows. Returns the length of `out` up to the last frame that
+    /// is complete with it.
+    fn finish(&mut self, _: &mut Vec<u8>) -> Option<usize> {
+        None
     }
 }
 
@@ -263,11 +270,16 @@ impl Upward {
     /// [`RelayError::Closed`], `out` holds the complete frames before the error, which have been scanned and may be
     /// forwarded.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
-        let held = &mut self.scan;
-        self.direction.pass(bytes, out, |piece, out| match held {
+        self.direction.pass(bytes, out, &mut self.scan)
+    }
+}
+
+impl PieceSink for Option<MessageScan> {
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
+        match self {
             Some(held) => held.take(&piece, out),
             None => Ok(piece.pass(out)),
-        })
+        }
     }
 }
 
@@ -383,6 +395,8 @@ struct FrameRedactor {
     between: VecDeque<(u64, u64, Vec<u8>)>,
     /// The bytes left of the frame whose head was forwarded last.
     left: u64,
+    /// The payload up to the end of the last frame that is valid as a whole.
+    valid: u64,
 }
 
 /// The most heads and control frames that wait for the payload before them.
@@ -399,6 +413,7 @@ impl Downward {
             forwarded: 0,
             between: VecDeque::new(),
             left: 0,
+            valid: 0,
         });
         Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
@@ -414,16 +429,9 @@ impl Downward {
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        mut report: impl FnMut(FindCount) -> Verdict<()>,
+        report: impl FnMut(FindCount) -> Verdict<()>,
     ) -> Result<(), RelayError> {
-        let redacted = &mut self.redactor;
-        self.direction.pass(bytes, out, |piece, out| {
-            let Some(redacted) = redacted else { return Ok(piece.pass(out)) };
-            redacted.take(&piece, out);
-            let ends = redacted.left == 0;
-            report(redacted.finds(false)).map_err(RelayError::Stopped)?;
-            Ok(ends)
-        })
+        self.direction.pass(bytes, out, &mut Redaction { redacted: &mut self.redactor, report })
     }
 
     /// Returns true once a close frame of the origin has been written to the output.
@@ -448,7 +456,7 @@ impl Downward {
         let Some(redacted) = &mut self.redactor else { return Vec::new() };
         let mut out = Vec::new();
         redacted.messages.pause();
-        redacted.forward(&mut out);
+        let _ = redacted.forward(&mut out);
         self.direction.mid_frame = redacted.left > 0;
         out
     }
@@ -477,6 +485,27 @@ impl Downward {
     }
 }
 
+/// Redacts the pieces of an origin, and reports the finds in each.
+struct Redaction<'r, R> {
+    redacted: &'r mut Option<FrameRedactor>,
+    report: R,
+}
+
+impl<R: FnMut(FindCount) -> Verdict<()>> PieceSink for Redaction<'_, R> {
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
+        let Some(redacted) = self.redacted else { return Ok(piece.pass(out)) };
+        redacted.take(&piece, out);
+        (self.report)(redacted.finds(false)).map_err(RelayError::Stopped)?;
+        Ok(redacted.is_complete())
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) -> Option<usize> {
+        let redacted = self.redacted.as_mut()?;
+        redacted.messages.pause();
+        redacted.forward(out)
+    }
+}
+
 impl FrameRedactor {
     fn finds(&self, is_over: bool) -> FindCount {
         self.messages.find_count(is_over) + self.controls.find_count(is_over)
@@ -488,6 +517,9 @@ impl FrameRedactor {
             Piece::Payload { head, bytes, last, .. } => {
                 self.added = self.added.saturating_add(bytes.len() as u64);
                 self.messages.feed(Bytes::copy_from_slice(bytes));
+                if *last {
+                    self.valid = self.added;
+                }
                 if *last && head.is_final() {
                     self.messages.end_message();
                 }
@@ -509,12 +541,14 @@ impl FrameRedactor {
         if self.between.len() > MAX_WAITING {
             self.messages.pause();
         }
-        self.forward(out);
+        let _ = self.forward(out);
     }
 
-    /// Forwards what has been released, and the heads and control frames between.
-    fn forward(&mut self, out: &mut Vec<u8>) {
-        self.forward_between(out);
+    /// Forwards what has been released, and the heads and control frames between. Returns the length of `out` up to the last
+    /// frame that has been completed.
+    fn forward(&mut self, out: &mut Vec<u8>) -> Option<usize> {
+        let mut complete = None;
+        self.forward_between(out, &mut complete);
         while let Some(mut piece) = self.messages.take() {
             while !piece.is_empty() {
                 let next = self.between.front().map_or(u64::MAX, |(at, ..)| *at);
@@ -523,15 +557,27 @@ impl FrameRedactor {
                 out.extend_from_slice(&part);
                 self.forwarded = self.forwarded.saturating_add(part.len() as u64);
                 self.left = self.left.saturating_sub(part.len() as u64);
-                self.forward_between(out);
+                if self.is_complete() {
+                    complete = Some(out.len());
+                }
+                self.forward_between(out, &mut complete);
             }
         }
+        complete
     }
 
-    fn forward_between(&mut self, out: &mut Vec<u8>) {
+    /// Returns whether a valid frame ends with what has been forwarded.
+    fn is_complete(&self) -> bool {
+        self.left == 0 && self.forwarded <= self.valid
+    }
+
+    fn forward_between(&mut self, out: &mut Vec<u8>, complete: &mut Option<usize>) {
         while let Some((_, length, bytes)) = self.between.pop_front_if(|(at, ..)| *at <= self.forwarded) {
             out.extend_from_slice(&bytes);
             self.left = self.left.saturating_add(length);
+            if self.is_complete() {
+                *complete = Some(out.len());
+            }
         }
     }
 }

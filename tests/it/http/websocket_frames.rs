@@ -84,6 +84,8 @@ fn forwarded<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanne
             Err(other) => panic!("{other:?}"),
         }
     }
+    // Nothing more arrives.
+    out.extend(down.pause());
     (out, End::Open)
 }
 
