@@ -105,8 +105,7 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
             client.spawn_tunnel(tunnel.run(client.clone(), record));
             established
         }
-        // A name with a find is not put into a certificate.
-        Err(Refused { refusal, inside: Some(tunnel) }) if !record.has_find() => {
+        Err(Refused { refusal, inside: Some(tunnel) }) if may_open(refusal, &record) => {
             gate.accept_upgrade();
             record.failed(refusal);
             record.release();
@@ -134,6 +133,12 @@ async fn prepare(policy: &Policy, caller: &Caller) {
     let Some(task) = policy.task(caller.task()).filter(|task| !task.is_prepared()).cloned() else { return };
     // If the thread fails, the first use builds it.
     let _ = tokio::task::spawn_blocking(move || task.prepare()).await;
+}
+
+/// Returns whether the tunnel of a refused CONNECT may be opened. A name with a find is not put into a certificate, and if finds
+/// have just stopped the execution, other names are treated alike.
+fn may_open(refusal: Refusal, record: &Record) -> bool {
+    !record.has_find() && (refusal == Deny::ExecutionStopped.into() || record.may_repeat_request())
 }
 
 /// Opens the tunnel that a CONNECT requests, or one in which its refusal is repeated.

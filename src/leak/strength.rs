@@ -204,7 +204,7 @@ const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"sig
 
 /// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
 /// audience, that of a URL its host, that of a connection string or a document the server, that of a cookie its name, that of a
-/// whole field its scheme. Other texts contain them as well. Returns nothing if a text of such a form has no part that looks
+/// whole field its scheme, and the first and last line of a PEM text its kind. Other texts contain them as well. Returns nothing if a text of such a form has no part that looks
 /// secret.
 pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     let value = without_auth_scheme(value);
@@ -217,7 +217,28 @@ pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     if let Some(rest) = after_scheme(value) {
         return password_of_url(rest);
     }
-    if is_document(value) { secret_member(value) } else { value }
+    without_pem_lines(if is_document(value) { secret_member(value) } else { value })
+}
+
+/// Returns a key in PEM (RFC 7468) without its first and last line, which programs remove before they send it. In a string of
+/// JSON, line breaks are escaped.
+fn without_pem_lines(value: &[u8]) -> &[u8] {
+    const DASHES: &[u8] = b"-----";
+    let body = || {
+        let label = memchr::memmem::find(value, b"-----BEGIN ")?.checked_add(DASHES.len())?;
+        let begin = memchr::memmem::find(value.get(label..)?, DASHES)?.checked_add(label)?.checked_add(DASHES.len())?;
+        let end = memchr::memmem::find(value.get(begin..)?, b"-----END ")?.checked_add(begin)?;
+        let mut body = value.get(begin..end)?.trim_ascii();
+        loop {
+            let trimmed = body.strip_prefix(b"\\n").or_else(|| body.strip_suffix(b"\\n"));
+            let trimmed = trimmed.or_else(|| body.strip_prefix(b"\\r")).or_else(|| body.strip_suffix(b"\\r"));
+            match trimmed {
+                Some(shorter) => body = shorter,
+                None => return Some(body),
+            }
+        }
+    };
+    body().unwrap_or(value)
 }
 
 /// Returns a key without an authentication scheme before it (RFC 9110 §11.1), such as `Token`.
@@ -431,6 +452,21 @@ mod tests {
         ];
         for value in strong {
             assert!(Strength::of(value.as_bytes()).is_strong(), "{value}");
+        }
+    }
+
+    #[test]
+    fn the_lines_around_a_pem_key_are_not_its_secret() {
+        let body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\nk7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5J\nfTgA1xZq";
+        let pem = format!("-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\n");
+        assert_eq!(distinctive_part(pem.as_bytes()), body.as_bytes());
+        let escaped = |text: &str| text.replace('\n', "\\n");
+        let document = format!("{{\"type\": \"service_account\", \"private_key\": \"{}\"}}", escaped(&pem));
+        assert_eq!(distinctive_part(document.as_bytes()), escaped(body).as_bytes());
+        let windows = pem.replace('\n', "\\r\\n");
+        assert_eq!(distinctive_part(windows.as_bytes()), body.replace('\n', "\\r\\n").as_bytes());
+        for other in ["-----BEGIN nothing", "-----BEGIN A-----", "-----BEGIN A-----x-----END"] {
+            assert_eq!(distinctive_part(other.as_bytes()), other.as_bytes());
         }
     }
 

@@ -8,6 +8,7 @@ use http::HeaderName;
 use toml::Value;
 
 use super::credential::{Auth, Binding, Credential, Placement};
+use super::pattern::quoted;
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
@@ -101,7 +102,7 @@ impl Readable for Binding {
             _ => {
                 let expected =
                     "a host in lower case, without wildcards, such as \"api.example.com\" or \"api.example.com:8443\"";
-                findings.problem(path, format!("{text:?} is not a single host"), expected);
+                findings.problem(path, format!("{} is not a single host", quoted(&text)), expected);
                 None
             }
         }

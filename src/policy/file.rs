@@ -14,7 +14,7 @@ use super::approval::Approval;
 use super::credential_file;
 use super::credential_file::RawCredential;
 use super::leak::Leak;
-use super::pattern::{HostPattern, PathPattern};
+use super::pattern::{HostPattern, PathPattern, quoted};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
@@ -430,7 +430,7 @@ impl Readable for ListenAt {
         if at.is_none() {
             findings.problem(
                 path,
-                format!("{text:?} is not a valid listen address"),
+                format!("{} is not a valid listen address", quoted(&text)),
                 "\"127.0.0.1:3128\" or \"unix:PATH\"",
             );
         }
@@ -552,7 +552,7 @@ impl Readable for DnsServer {
         if server.is_none() {
             findings.problem(
                 path,
-                format!("{text:?} is not a valid DNS server"),
+                format!("{} is not a valid DNS server", quoted(&text)),
                 "\"system\", \"192.0.2.53\", \"192.0.2.53:5353\", \"tls://192.0.2.53#dns.example\" or \"https://192.0.2.53/dns-query#dns.example\"",
             );
         }

@@ -62,7 +62,7 @@ impl HostPattern {
         let Some(base) = text.strip_prefix("*.") else {
             return if text.contains('*') {
                 Err(error(
-                    format!("{text:?} is not a valid host pattern"),
+                    format!("{} is not a valid host pattern", quoted(text)),
                     "a host, or *.example.com for all its subdomains; for the public internet, any_public_host = true",
                 ))
             } else {
@@ -180,13 +180,23 @@ impl PathPattern {
     }
 }
 
+/// Returns a text for a message, quoted. The user and the password of a URL are left out: the text may have been written in the
+/// wrong place.
+pub(super) fn quoted(text: &str) -> String {
+    let Some((before, rest)) = text.rsplit_once('@') else { return format!("{text:?}") };
+    let scheme = before.split_once("://").map_or_else(String::new, |(scheme, _)| format!("{scheme}://"));
+    format!("{:?}", format!("{scheme}…@{rest}"))
+}
+
 fn normal(text: &str) -> Result<Host, PatternError> {
     let bracketed = text.parse::<std::net::Ipv6Addr>().map(|ip| format!("[{ip}]"));
     let spelled = bracketed.as_deref().unwrap_or(text);
     let host = Host::parse(spelled).map_err(|why| match idna::domain_to_ascii(text) {
-        Ok(ascii) if !text.is_ascii() => error(format!("{text:?} is not in normal form"), &format!("{ascii:?}")),
+        Ok(ascii) if !text.is_ascii() => {
+            error(format!("{} is not in normal form", quoted(text)), &format!("{ascii:?}"))
+        }
         _ => error(
-            format!("{text:?} is not a valid host: {why}"),
+            format!("{} is not a valid host: {why}", quoted(text)),
             "a host name such as \"api.example.com\", or an address, without scheme, port and path",
         ),
     })?;
@@ -205,6 +215,23 @@ fn error(problem: String, suggestion: &str) -> PatternError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn passwords_in_urls_are_not_quoted() {
+        let rows = [
+            ("api.example", "\"api.example\""),
+            ("https://api.example", "\"https://api.example\""),
+            ("https://user:secret@api.example", "\"https://…@api.example\""),
+            ("user:sec@ret@api.example:443", "\"…@api.example:443\""),
+        ];
+        for (text, wanted) in rows {
+            assert_eq!(quoted(text), wanted);
+        }
+        for text in ["https://u:s3cret@a.example", "*.u:s3cret@a.example", "u:s3cret@*", "ü:s3cret@a.example"] {
+            let shown = format!("{:?}", HostPattern::parse(text).map(|_| ()).unwrap_err());
+            assert!(!shown.contains("s3cret"), "{shown}");
+        }
+    }
 
     #[test]
     fn host_patterns_match_whole_labels_only() {

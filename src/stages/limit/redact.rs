@@ -257,10 +257,12 @@ impl TextRedactor {
 
 /// The words in the names of fields with a digest of the body as the origin sent it (RFC 9530, older ones, and those of
 /// storage services).
-const DIGEST_WORDS: [&str; 4] = ["checksum", "crc", "digest", "hash"];
+const DIGEST_WORDS: [&str; 8] = ["checksum", "crc", "digest", "fnv", "hash", "integrity", "sha", "siphash"];
 /// The names of algorithms, which some write with a hyphen.
-const DIGEST_ALGORITHMS: [&str; 9] =
-    ["blake2", "blake3", "crc32", "crc64", "md5", "sha1", "sha256", "sha384", "sha512"];
+const DIGEST_ALGORITHMS: [&str; 15] = [
+    "adler32", "b3sum", "blake2", "blake3", "crc32", "crc64", "fnv1", "md5", "murmur3", "sha1", "sha256", "sha384",
+    "sha512", "xxh32", "xxh64",
+];
 /// The beginnings of the names of others.
 const DIGEST_PREFIXES: [&str; 2] = ["x-bz-content-", "x-checksum"];
 /// The digest by which clients of registries identify a manifest. It names what they asked for.
@@ -272,7 +274,7 @@ fn remove_digests(headers: &mut HeaderMap) {
     let is_digest = |name: &str| {
         let has_word = || name.split(['-', '_']).any(|word| DIGEST_WORDS.contains(&word));
         let has_algorithm = || {
-            // Every one of them ends with a digit.
+            // Every one of them has a digit.
             let joined = name.bytes().any(|byte| byte.is_ascii_digit()).then(|| name.replace(['-', '_'], ""));
             joined.is_some_and(|name| DIGEST_ALGORITHMS.iter().any(|algorithm| name.contains(algorithm)))
         };

@@ -92,7 +92,7 @@ const fn coded(name: &'static str, codings: &'static [&'static str]) -> Form {
 }
 
 /// All forms; those with content codings come last.
-pub const FORMS: [Form; 57] = [
+pub const FORMS: [Form; 59] = [
     form("as it is", <[u8]>::to_vec),
     form("with a line break in it", |v| [&v[..v.len() / 3], b"\r\n", &v[v.len() / 3..]].concat()),
     form("with zero-width spaces in it", |v| join(v, |b| char::from(b).into(), "\u{200b}")),
@@ -142,6 +142,8 @@ pub const FORMS: [Form; 57] = [
         let mut at = 0..;
         [b"{", &join(v, |b| format!("\"{}\":{b}", at.next().unwrap_or(0)), ",")[..], b"}"].concat()
     }),
+    form("decimal bytes in lines, in JSON", |v| join(v, |b| b.to_string(), ",\\n  ")),
+    form("decimal bytes, percent-encoded", |v| join(v, |b| b.to_string(), "%2C%20")),
     form("`\\U0000004a`", |v| each(v, |b| format!("\\U{b:08x}"))),
     form("CSS, `\\4a `", |v| each(v, |b| format!("\\{b:x} "))),
     form("JSON, `\\u004a`", |v| each(v, |b| format!("\\u{b:04x}"))),

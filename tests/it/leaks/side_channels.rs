@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 
 use crate::lab::client::Way;
 use crate::lab::origin::raw_tls;
-use crate::lab::{KEY, Lab, LabBuilder};
+use crate::lab::{KEY, Lab, LabBuilder, REFUSE_OUTSIDE};
 
 const SENT: &[(&str, &str)] = &[("exeat-credential", "KEY"), ("te", "trailers")];
 
@@ -101,7 +101,7 @@ async fn a_value_in_the_host_of_a_refused_request_is_a_find() {
     let other: String = hex.chars().rev().collect();
     for way in ["absolute", "connect", "resolve"] {
         let head = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n";
-        let (lab, _, _) = planned_lab(value, head, b"", "[leak]\nmax_finds = 3\n", "").await;
+        let (lab, _, _) = planned_lab(value, head, b"", &format!("{REFUSE_OUTSIDE}[leak]\nmax_finds = 3\n"), "").await;
         let ask = async |host: &str| {
             let head = match way {
                 "absolute" => format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}"),
@@ -169,6 +169,7 @@ async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
                   x-amz-checksum-crc32: a\r\nx-goog-hash: md5=a\r\nx-other: kept\r\n\
                   X-Checksum-Sha256: a\r\nx-bz-content-sha1: a\r\nX-Oss-Hash-Crc64ecma: 1\r\n\
                   Unencoded-Digest: sha-256=:a:\r\nContent-SHA256: a\r\nContent_MD5: a\r\nX-SHA-256: a\r\n\
+                  X-Adler32: a\r\nX-Xxh64: a\r\nX-Murmur3: a\r\nX-Fnv1a: a\r\nX-B3sum: a\r\nX-Sha: a\r\nIntegrity: a\r\n\
                   Docker-Content-Digest: a\r\n";
     let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{fields}Content-Length: {}\r\n", KEY.len());
     let (lab, bound, open) = lab(KEY, &head, KEY.as_bytes()).await;
@@ -186,6 +187,13 @@ async fn digests_of_a_body_that_may_contain_a_value_are_removed() {
         "content-sha256",
         "content_md5",
         "x-sha-256",
+        "x-adler32",
+        "x-xxh64",
+        "x-murmur3",
+        "x-fnv1a",
+        "x-b3sum",
+        "x-sha",
+        "integrity",
     ];
     for way in Way::ALL {
         let reply = lab.by(way, "GET", &bound, SENT, "").await;

@@ -18,10 +18,11 @@ const TOOL: (&str, &str) = ("exeat-tool", "http_request");
 fn config(origin: &Origin, plan: &str) -> String {
     let port = origin.port();
     format!(
-        "{plan}\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+        "{}{plan}\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
          [integrations.open]\nallowed_domains = [\"open.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
          [tasks.t]\nintegrations = [\"api\", \"open\"]\ntools = [\"http_request\", \"http_get\"]\nraw = true\n\
-         plan = \"p\"\n"
+         plan = \"p\"\n",
+        lab::REFUSE_OUTSIDE
     )
 }
 
