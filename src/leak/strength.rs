@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(distinctive_part(document.as_bytes()), escaped(body).as_bytes());
         let windows = pem.replace('\n', "\\r\\n");
         assert_eq!(distinctive_part(windows.as_bytes()), body.replace('\n', "\\r\\n").as_bytes());
-        for other in ["-----BEGIN nothing", "-----BEGIN A-----", "-----BEGIN A-----x-----END"] {
+        for other in ["-----BEGIN A B", "-----BEGIN A B-----", "-----BEGIN A B-----x-----END"] {
             assert_eq!(distinctive_part(other.as_bytes()), other.as_bytes());
         }
     }

@@ -192,7 +192,7 @@ fn normal(text: &str) -> Result<Host, PatternError> {
     let bracketed = text.parse::<std::net::Ipv6Addr>().map(|ip| format!("[{ip}]"));
     let spelled = bracketed.as_deref().unwrap_or(text);
     let host = Host::parse(spelled).map_err(|why| match idna::domain_to_ascii(text) {
-        Ok(ascii) if !text.is_ascii() => {
+        Ok(ascii) if !text.is_ascii() && !text.contains('@') => {
             error(format!("{} is not in normal form", quoted(text)), &format!("{ascii:?}"))
         }
         _ => error(

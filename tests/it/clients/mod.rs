@@ -9,6 +9,7 @@ mod command_line;
 mod env;
 mod grpc;
 mod languages;
+mod model_apis;
 mod packages;
 mod table;
 
@@ -124,7 +125,8 @@ fn clients() -> Option<PathBuf> {
 }
 
 pub(crate) fn with_clients(command: &mut Command) {
-    let mut path: Vec<PathBuf> = clients().iter().map(|clients| clients.join("bin")).collect();
+    let mut path: Vec<PathBuf> =
+        clients().iter().flat_map(|clients| [clients.join("bin"), clients.join("node_modules/.bin")]).collect();
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     command.env("PATH", std::env::join_paths(path).unwrap());
     let modules = clients().map_or_else(OsString::new, |clients| clients.join("node_modules").into());

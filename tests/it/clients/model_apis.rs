@@ -1,0 +1,367 @@
+//! SDKs of model APIs, which get a placeholder as their key. The scripted APIs accept only the key itself.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::env::in_a_sandbox;
+use super::*;
+
+/// A model API: its host, and the variables in which its SDKs look for the key and for the URL.
+struct Vendor {
+    host: &'static str,
+    key: &'static str,
+    url: &'static str,
+    /// The path in the value of `url`.
+    path: &'static str,
+}
+
+const ANTHROPIC: Vendor =
+    Vendor { host: "api.anthropic.com", key: "ANTHROPIC_API_KEY", url: "ANTHROPIC_BASE_URL", path: "" };
+const OPENAI: Vendor = Vendor { host: "api.openai.com", key: "OPENAI_API_KEY", url: "OPENAI_BASE_URL", path: "/v1" };
+const GOOGLE: Vendor = Vendor {
+    host: "generativelanguage.googleapis.com",
+    key: "GEMINI_API_KEY",
+    url: "GOOGLE_GEMINI_BASE_URL",
+    path: "",
+};
+
+/// A scripted API. It answers `hello` to its key, as a whole or as a stream, and 401 otherwise.
+#[derive(Clone)]
+struct Api {
+    key: Arc<str>,
+    /// The places in which the key has arrived.
+    places: Arc<Mutex<BTreeSet<String>>>,
+    refused: Arc<Mutex<Vec<String>>>,
+}
+
+impl Api {
+    /// Starts the API of a vendor. Returns it with its port.
+    async fn start(builder: &LabBuilder, host: &str, key: &str) -> (Self, u16) {
+        builder.dns.set(host, &["127.0.0.1"]);
+        let tls = TlsAcceptor::from(builder.server_config(host));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let this = Self { key: key.into(), places: Arc::default(), refused: Arc::default() };
+        let api = this.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (api, tls) = (api.clone(), tls.clone());
+                tokio::spawn(async move {
+                    let Ok(stream) = tls.accept(stream).await else { return };
+                    let service = service_fn(move |request| {
+                        let api = api.clone();
+                        async move { Ok::<_, Infallible>(api.answer(request).await) }
+                    });
+                    let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let io = TokioIo::new(stream);
+                    // Clients may leave without an end.
+                    let _ = match is_h2 {
+                        true => http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await,
+                        false => http1::Builder::new().serve_connection(io, service).await,
+                    };
+                });
+            }
+        });
+        (this, port)
+    }
+
+    fn place_of_key(&self, request: &Request<Incoming>) -> Option<String> {
+        let query = request.uri().query().unwrap_or_default();
+        let mut parameters = query.split('&').filter_map(|pair| pair.split_once('='));
+        let parameter = parameters.find(|(_, value)| *value == &*self.key).map(|(name, _)| format!("?{name}="));
+        let field = request.headers().iter().find_map(|(name, value)| {
+            let value = value.to_str().ok()?;
+            if value == &*self.key {
+                return Some(name.to_string());
+            }
+            (value == format!("Bearer {}", self.key)).then(|| format!("{name}: Bearer"))
+        });
+        field.or(parameter)
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let Some(place) = self.place_of_key(&request) else {
+            self.refused.lock().unwrap().push(format!("{} {:?}", request.uri(), request.headers()));
+            let body = json!({ "error": { "message": "invalid key", "type": "authentication_error", "code": 401 } });
+            return reply(StatusCode::UNAUTHORIZED, "application/json", body.to_string());
+        };
+        self.places.lock().unwrap().insert(place);
+        if request.headers().contains_key("upgrade") {
+            // Codex then uses HTTP.
+            return reply(StatusCode::UPGRADE_REQUIRED, "text/plain", String::new());
+        }
+        let path = request.uri().path().to_owned();
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let streams = asked["stream"] == true || path.ends_with(":streamGenerateContent");
+        match streams {
+            true => reply(StatusCode::OK, "text/event-stream", stream_of(&path)),
+            false => reply(StatusCode::OK, "application/json", whole(&path).to_string()),
+        }
+    }
+}
+
+fn reply(status: StatusCode, kind: &str, body: String) -> Response<Full<Bytes>> {
+    Response::builder().status(status).header("content-type", kind).body(Full::new(body.into())).unwrap()
+}
+
+fn whole(path: &str) -> Value {
+    if path.ends_with("/messages") {
+        return json!({
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
+            "stop_sequence": null, "content": [{ "type": "text", "text": "hello" }],
+            "usage": { "input_tokens": 1, "output_tokens": 1 },
+        });
+    }
+    if path.ends_with("/chat/completions") {
+        let message = json!({ "role": "assistant", "content": "hello" });
+        return json!({
+            "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+            "choices": [{ "index": 0, "message": message, "finish_reason": "stop" }],
+            "usage": { "prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2 },
+        });
+    }
+    if path.ends_with("/responses") {
+        return response_of(&message_of("hello"));
+    }
+    let content = json!({ "role": "model", "parts": [{ "text": "hello" }] });
+    json!({
+        "candidates": [{ "content": content, "finishReason": "STOP", "index": 0 }],
+        "usageMetadata": { "promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2 },
+    })
+}
+
+/// An item of the Responses API.
+fn message_of(text: &str) -> Value {
+    let content = json!([{ "type": "output_text", "text": text, "annotations": [] }]);
+    json!({ "type": "message", "id": "m", "role": "assistant", "status": "completed", "content": content })
+}
+
+fn response_of(item: &Value) -> Value {
+    let usage = json!({
+        "input_tokens": 1, "output_tokens": 1, "total_tokens": 2,
+        "input_tokens_details": { "cached_tokens": 0 }, "output_tokens_details": { "reasoning_tokens": 0 },
+    });
+    json!({ "id": "r", "object": "response", "status": "completed", "output": [item], "usage": usage })
+}
+
+fn stream_of(path: &str) -> String {
+    let events = |events: &[Value]| events.iter().map(|event| format!("data: {event}\n\n")).collect::<String>();
+    if path.ends_with("/messages") {
+        let mut begun = whole(path);
+        (begun["content"], begun["stop_reason"]) = (json!([]), Value::Null);
+        let all = [
+            json!({ "type": "message_start", "message": begun }),
+            json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
+            json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": "hello" } }),
+            json!({ "type": "content_block_stop", "index": 0 }),
+            json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn" }, "usage": { "output_tokens": 1 } }),
+            json!({ "type": "message_stop" }),
+        ];
+        return all
+            .iter()
+            .map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap()))
+            .collect();
+    }
+    if path.ends_with("/responses") {
+        let item = message_of("hello");
+        let all = [
+            json!({ "type": "response.created", "response": { "id": "r" } }),
+            json!({ "type": "response.output_item.done", "output_index": 0, "item": item }),
+            json!({ "type": "response.completed", "response": response_of(&item) }),
+        ];
+        return all
+            .iter()
+            .map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap()))
+            .collect();
+    }
+    if path.ends_with("/chat/completions") {
+        let chunk = |delta: Value, reason: Value| {
+            json!({
+                "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+                "choices": [{ "index": 0, "delta": delta, "finish_reason": reason }],
+            })
+        };
+        let all =
+            [chunk(json!({ "role": "assistant", "content": "hello" }), Value::Null), chunk(json!({}), "stop".into())];
+        return format!("{}data: [DONE]\n\n", events(&all));
+    }
+    events(&[whole(path)])
+}
+
+/// Runs a client in each way, with the credential of the vendor as `NAME@HOST` alone. It has to print two times `hello`.
+async fn run_client(client: &str, vendor: &Vendor, command: &[&str]) {
+    let key: String = {
+        // As random as a real one, and different in each test.
+        let bytes: [u8; 30] = std::array::from_fn(|_| rand_byte());
+        format!("sk-{}", URL_SAFE_NO_PAD.encode(bytes))
+    };
+    let mut places = BTreeSet::new();
+    for way in ["run", "env", "isolate"] {
+        let place = place().await;
+        let (api, port) = Api::start(&place.builder, vendor.host, &key).await;
+        let at = format!("{}:{port}", vendor.host);
+        let url = format!("{}=https://{at}{}", vendor.url, vendor.path);
+        let output = if way == "env" {
+            fs::write(place.dir().join("model-key"), &key).unwrap();
+            let text = fs::read_to_string(&place.config).unwrap();
+            let credential = format!(
+                "\n[integrations.model]\nallowed_domains = [\"{}\"]\nports = [{port}]\n\
+                 [credentials.{}]\nvalue = \"file:model-key\"\nauth_type = \"auto\"\ndomains = [\"{at}\"]\n",
+                vendor.host, vendor.key
+            );
+            let of_task = format!("\"plain\", \"model\"]\ncredentials = [\"{}\"]\n", vendor.key);
+            fs::write(&place.config, text.replace("\"plain\"]\n", &of_task) + &credential).unwrap();
+            let quoted: Vec<_> = command.iter().map(|part| format!("'{}'", part.replace('\'', "'\\''"))).collect();
+            in_a_sandbox(&place, &format!("export {url} && {}", quoted.join(" "))).await.0
+        } else {
+            let credential = format!("{}@{at}", vendor.key);
+            let config = place.config.to_str().unwrap();
+            let mut args = vec!["run", "-c", config, "--task", "t", "--credential", &credential];
+            args.extend((way == "isolate").then_some("--isolate"));
+            args.extend(["--", "env", &url]);
+            args.extend(command);
+            let mut run = exeat(place.dir(), &args);
+            with_clients(&mut run);
+            run.env(vendor.key, &key);
+            super::output(run).await
+        };
+        let (out, said) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(out, "hello hello\n", "{client} {way}\n{said}\n{:?}", api.refused.lock().unwrap());
+        assert_eq!(*api.refused.lock().unwrap(), Vec::<String>::new(), "{client} {way}");
+        assert!(!said.contains(&key), "{client} {way}: {said}");
+        places.append(&mut api.places.lock().unwrap());
+    }
+    let places = places.into_iter().map(|place| format!("`{place}`")).collect::<Vec<_>>().join(", ");
+    table::model_row(client, &format!("`--credential {}@{}`", vendor.key, vendor.host), &places);
+}
+
+fn rand_byte() -> u8 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish().to_le_bytes()[0]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs python3 with anthropic"]
+async fn anthropic_for_python() {
+    let script = "import anthropic\nc = anthropic.Anthropic()\n\
+                  m = dict(model='m', max_tokens=9, messages=[{'role': 'user', 'content': 'x'}])\n\
+                  print(c.messages.create(**m).content[0].text, end=' ')\n\
+                  with c.messages.stream(**m) as s: print(''.join(s.text_stream))";
+    run_client("Anthropic SDK for Python", &ANTHROPIC, &["python3", "-c", script]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs python3 with openai"]
+async fn openai_for_python() {
+    let script = "import openai\nc = openai.OpenAI()\nm = dict(model='m', messages=[{'role': 'user', 'content': 'x'}])\n\
+                  print(c.chat.completions.create(**m).choices[0].message.content, end=' ')\n\
+                  print(''.join(p.choices[0].delta.content or '' for p in c.chat.completions.create(stream=True, **m)))";
+    run_client("OpenAI SDK for Python", &OPENAI, &["python3", "-c", script]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs python3 with google-genai"]
+async fn google_genai_for_python() {
+    let script = "from google import genai\nc = genai.Client()\nm = dict(model='m', contents='x')\n\
+                  print(c.models.generate_content(**m).text, end=' ')\n\
+                  print(''.join(p.text for p in c.models.generate_content_stream(**m)))";
+    run_client("Google Gen AI SDK for Python", &GOOGLE, &["python3", "-c", script]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs python3 with litellm"]
+async fn litellm() {
+    for (vendor, model) in [(&ANTHROPIC, "anthropic/m"), (&OPENAI, "openai/m")] {
+        let script = format!(
+            "import litellm\nlitellm.suppress_debug_info = True\nm = dict(model='{model}', messages=[{{'role': 'user', 'content': 'x'}}])\n\
+             print(litellm.completion(**m).choices[0].message.content, end=' ')\n\
+             print(''.join(p.choices[0].delta.content or '' for p in litellm.completion(stream=True, **m)))"
+        );
+        let command = ["env", "LITELLM_LOCAL_MODEL_COST_MAP=True", "python3", "-c", &script];
+        run_client(&format!("litellm, `{model}`"), vendor, &command).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs llm"]
+async fn llm() {
+    let script = "printf '%s %s\\n' \"$(llm -m gpt-4o-mini --no-stream x)\" \"$(llm -m gpt-4o-mini x)\"";
+    run_client("llm", &OPENAI, &["sh", "-c", script]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs node with @anthropic-ai/sdk"]
+async fn anthropic_for_node() {
+    let script = "const { Anthropic } = require('@anthropic-ai/sdk');\nconst c = new Anthropic();\n\
+                  const m = { model: 'm', max_tokens: 9, messages: [{ role: 'user', content: 'x' }] };\n(async () => {\n\
+                  const whole = (await c.messages.create(m)).content[0].text;\n\
+                  console.log(whole, await c.messages.stream(m).finalText());\n})();";
+    run_client("Anthropic SDK for Node", &ANTHROPIC, &["node", "-e", script]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs node with openai"]
+async fn openai_for_node() {
+    let script = "const { OpenAI } = require('openai');\nconst c = new OpenAI();\n\
+                  const m = { model: 'm', messages: [{ role: 'user', content: 'x' }] };\n(async () => {\n\
+                  const whole = (await c.chat.completions.create(m)).choices[0].message.content;\nlet text = '';\n\
+                  for await (const p of await c.chat.completions.create({ ...m, stream: true }))\n\
+                  text += p.choices[0].delta.content ?? '';\nconsole.log(whole, text);\n})();";
+    run_client("OpenAI SDK for Node", &OPENAI, &["node", "-e", script]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs node with @google/genai"]
+async fn google_genai_for_node() {
+    let script = "const { GoogleGenAI } = require('@google/genai');\n\
+                  const c = new GoogleGenAI({ apiKey: process.env.GEMINI_API_KEY });\n\
+                  const m = { model: 'm', contents: 'x' };\n(async () => {\n\
+                  const whole = (await c.models.generateContent(m)).text;\nlet text = '';\n\
+                  for await (const p of await c.models.generateContentStream(m)) text += p.text;\n\
+                  console.log(whole, text);\n})();";
+    run_client("Google Gen AI SDK for Node", &GOOGLE, &["node", "-e", script]).await;
+}
+
+/// Runs a program twice, as its users do.
+fn twice(command: &str) -> String {
+    format!("printf '%s %s\\n' \"$({command})\" \"$({command})\"")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs claude"]
+async fn claude_code() {
+    run_client("Claude Code, `claude -p`", &ANTHROPIC, &["sh", "-c", &twice("claude -p x")]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs codex"]
+async fn codex() {
+    let command = "codex exec --skip-git-repo-check -c openai_base_url=\"$OPENAI_BASE_URL\" x";
+    // `codex exec` takes the key from a variable of its own.
+    let vendor = Vendor { key: "CODEX_API_KEY", ..OPENAI };
+    run_client("Codex CLI, `codex exec`", &vendor, &["sh", "-c", &twice(command)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs gemini"]
+async fn gemini_cli() {
+    // With a base URL of its own, the program asks how to authenticate.
+    let settings = "mkdir -p ~/.gemini; printf '{\"security\":{\"auth\":{\"selectedType\":\"gemini-api-key\"}}}' > ~/.gemini/settings.json";
+    let script = format!("{settings}; {}", twice("gemini --skip-trust -m gemini-2.5-flash -p x"));
+    run_client("Gemini CLI, `gemini -p`", &GOOGLE, &["sh", "-c", &script]).await;
+}
