@@ -682,8 +682,13 @@ impl Record {
     }
 
     /// Drops the record of a tunnel without a line, because that of its first request stands for it.
-    pub fn replaced_by(mut self, first: &mut Self) {
+    pub fn replaced_by(self, first: &mut Self) {
         first.always_written |= self.always_written;
+        self.forget();
+    }
+
+    /// Drops the record without a line.
+    pub fn forget(mut self) {
         self.progress = Progress::Done;
     }
 
