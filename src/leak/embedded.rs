@@ -75,7 +75,7 @@ impl EmbeddedBase64 {
             } else {
                 // Shorter runs contain only values that the other forms find.
                 let min_len = index.shortest.saturating_mul(4).div_ceil(3);
-                let start = find_run(rest, min_len, |byte| has_kind(byte, RUN));
+                let start = find_run(rest, min_len, |_, byte| has_kind(byte, RUN));
                 let previous = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
                 self.may_start = may_precede_segment(previous.copied().unwrap_or(self.previous));
                 (self.is_in_run, self.line_breaks) = (start < rest.len(), 0);

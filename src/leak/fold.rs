@@ -162,13 +162,15 @@ fn may_have_skipped(block: &[u8; BLOCK + 1]) -> bool {
 }
 
 /// Returns the offset of the next run of at least `min_len` bytes of a kind, or of the run at the end of the text.
-pub(super) fn find_run(text: &[u8], min_len: usize, is_of_kind: impl Fn(u8) -> bool) -> usize {
+/// `is_of_kind` gets the position of a byte, too.
+pub(super) fn find_run(text: &[u8], min_len: usize, is_of_kind: impl Fn(usize, u8) -> bool) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
         let window = rest.get(..min_len).unwrap_or(rest);
         // Most runs are short. Searching backwards reads the fewest bytes.
-        let Some(last) = window.iter().rposition(|byte| !is_of_kind(*byte)) else { return start };
+        let is_other = |(at, byte): (usize, &u8)| !is_of_kind(start.saturating_add(at), *byte);
+        let Some(last) = window.iter().enumerate().rposition(is_other) else { return start };
         start = start.saturating_add(last).saturating_add(1);
     }
 }

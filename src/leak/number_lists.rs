@@ -36,14 +36,17 @@ impl NumberLists {
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
             let position = self.position.saturating_add(at as u64);
             let read = if self.is_in_run {
-                let length = rest.iter().take_while(|byte| is_list_byte(**byte)).count();
+                let is_after_backslash = self.escape == Escape::Backslash;
+                let is_in_list = |(at, byte): &(usize, &u8)| is_in_list(rest, (*at, **byte), is_after_backslash);
+                let length = rest.iter().enumerate().take_while(is_in_list).count();
                 self.walk(index, rest.get(..length).unwrap_or_default(), position, matches);
                 if length < rest.len() {
                     self.finish(index, matches);
                 }
                 length
             } else {
-                let start = find_run(rest, index.shortest.saturating_mul(MIN_ENCODED_LEN), is_list_byte);
+                let min_len = index.shortest.saturating_mul(MIN_ENCODED_LEN);
+                let start = find_run(rest, min_len, |at, byte| is_in_list(rest, (at, byte), false));
                 self.is_in_run = start < rest.len();
                 start
             };
@@ -110,7 +113,7 @@ impl Escape {
             // A blank in a form.
             (Self::None, b'+') => (Self::None, [Some(b' '), None]),
             (Self::None, byte) => (Self::None, [Some(byte), None]),
-            (Self::Backslash, b'n' | b'r' | b't') => (Self::None, [Some(b' '), None]),
+            (Self::Backslash, letter) if is_escaped_blank(letter) => (Self::None, [Some(b' '), None]),
             (Self::Backslash, byte) if is_quote(byte) => (Self::None, [Some(byte), None]),
             (Self::Percent, digit) if digit.is_ascii_hexdigit() => (Self::Digit(digit), [None; 2]),
             (Self::Digit(high), low) if low.is_ascii_hexdigit() => match decoded(high, low) {
@@ -344,14 +347,21 @@ fn is_digit(byte: u8, radix: u32) -> bool {
     if radix == 10 { byte.is_ascii_digit() } else { byte.is_ascii_hexdigit() }
 }
 
-/// Returns true for a byte that lists consist of.
-fn is_list_byte(byte: u8) -> bool {
-    LIST_BYTES.get(usize::from(byte)).copied().unwrap_or_default()
+/// Returns true for a byte that lists consist of, at this position in a text.
+fn is_in_list(text: &[u8], (at, byte): (usize, u8), is_after_backslash: bool) -> bool {
+    let is_list_byte = LIST_BYTES.get(usize::from(byte)).copied().unwrap_or_default();
+    let is_escaped = || at.checked_sub(1).map_or(is_after_backslash, |before| text.get(before) == Some(&b'\\'));
+    is_list_byte || (is_escaped_blank(byte) && is_escaped())
 }
 
-/// Returns true for a byte of an escaped separator that is no other byte of a list.
+/// Returns true for the letter of an escaped blank.
+const fn is_escaped_blank(byte: u8) -> bool {
+    matches!(byte, b'n' | b'r' | b't')
+}
+
+/// Returns true for a byte that begins an escaped separator.
 const fn is_of_escape(byte: u8) -> bool {
-    matches!(byte, b'\\' | b'n' | b'r' | b't' | b'%' | b'+')
+    matches!(byte, b'\\' | b'%' | b'+')
 }
 
 /// The bytes that lists consist of.
