@@ -60,6 +60,7 @@ fn text(shared: &Path, dir: &Path, Ports { proxy, origin, dns }: Ports, scale: S
         "state_dir = \"{state}\"\n\
          [proxy]\nlisten = [\"127.0.0.1:{proxy}\"]\nmax_connections = 9000\nmax_connections_per_caller = 8000\n\
          [admin]\nlisten = \"unix:admin.sock\"\n\
+         [interception]\nrefuse_inside = false\n\
          [upstream]\nextra_roots = [\"{roots}\"]\n\
          [dns]\nservers = [\"127.0.0.1:{dns}\"]\nnew_names_per_minute = 1000000\n\
          [audit]\nrotate_bytes = \"10GB\"\n\

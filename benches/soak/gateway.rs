@@ -301,6 +301,7 @@ fn config(ports: Ports, dns: u16, connections: usize, round: u64) -> String {
          [proxy]\nlisten = [\"127.0.0.1:0\"]\nmax_connections = {max}\nmax_connections_per_caller = {connections}\n\
          header_timeout = \"60s\"\nhandshake_timeout = \"60s\"\n\
          [admin]\nlisten = \"unix:admin.sock\"\n\
+         [interception]\nrefuse_inside = false\n\
          [upstream]\nextra_roots = [\"origin-ca.pem\"]\nconnect_timeout = \"30s\"\n\
          [dns]\nservers = [\"127.0.0.1:{dns}\"]\ntimeout = \"30s\"\nnew_names_per_minute = 1000000\n\
          hosts = {{ \"private.work.test\" = [\"10.0.0.1\"] }}\n\
