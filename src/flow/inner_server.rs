@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::client::Client;
 use super::exchange::{self, Destination};
@@ -33,7 +33,7 @@ use crate::model::tool::Kind;
 use crate::policy::rule::Policy;
 use crate::stages::body_budget::Reservation;
 use crate::stages::identify::Caller;
-use crate::stages::message::h2_trailers::MarkTrailers;
+use crate::stages::message::h2_trailers::{MarkTrailers, OVER_BUDGET};
 use crate::stages::parse;
 use crate::stages::throttle::{CountedCall, Prepaid};
 
@@ -66,9 +66,11 @@ pub(super) struct TunnelTarget {
 
 /// Time from the refusal of a destination over HTTP/2 to GOAWAY.
 const GOAWAY_DELAY: Duration = Duration::from_millis(100);
+/// The longest time for which a connection lives after such a refusal, until GOAWAY and after it.
+const REFUSED_GRACE: Duration = Duration::from_secs(1);
 
 /// Serves the requests inside a tunnel. If the destination was refused, each of them is refused, and the connection ends
-/// with the first, so that a client cannot repeat it without another CONNECT.
+/// with the first, or over HTTP/2 shortly after it, so that a client cannot repeat it much without another CONNECT.
 pub(super) struct InnerServer {
     client: Arc<Client>,
     caller: Caller,
@@ -161,20 +163,18 @@ impl InnerServer {
             () = inner.wait_until_idle(answers) => {
                 connection.as_mut().graceful_shutdown();
                 // Requests in flight may finish. A client that does not close must not keep its slot.
+                let grace = if inner.to.is_err() { REFUSED_GRACE } else { Duration::MAX };
                 tokio::select! {
                     ended = &mut connection => ended,
-                    () = inner.wait_until_drained(answers) => Ok(()),
+                    _ = timeout(grace, inner.wait_until_drained(answers)) => Ok(()),
                 }
             }
         };
         let is_used = inner.is_used();
-        if ended.is_err_and(|error| breaks_protocol(&error)) && inner.to.is_ok() {
-            let mut record = inner.take_record().unwrap_or_else(|| {
-                let mut record = inner.client.services.record(&inner.client.peer);
-                inner.record_identity(&mut record);
-                record
-            });
-            record.failed(Deny::RequestMalformed.into());
+        if let Err(error) = ended
+            && inner.to.is_ok()
+        {
+            inner.note_broken(&error);
         }
         is_used
     }
@@ -210,11 +210,31 @@ impl InnerServer {
     /// drops a response that follows GOAWAY.
     async fn wait_until_refused(&self, answers: &OpenAnswers) {
         self.has_refused.notified().await;
-        loop {
-            tokio::time::sleep(GOAWAY_DELAY).await;
-            if !answers.any() || answers.has_unsent_for(self.idle()) {
-                return;
+        let sent = async {
+            loop {
+                tokio::time::sleep(GOAWAY_DELAY).await;
+                if !answers.any() {
+                    return;
+                }
             }
+        };
+        // A client must not prolong this by further requests.
+        let _ = timeout(REFUSED_GRACE, sent).await;
+    }
+
+    /// Writes to the audit log that the client has broken the protocol before its first request, or has exceeded its budget of
+    /// frames. One that has disconnected has not.
+    fn note_broken(&self, error: &hyper::Error) {
+        let io = error.source().and_then(<dyn std::error::Error>::downcast_ref::<io::Error>);
+        let is_over_budget = io.is_some_and(|error| error.to_string() == OVER_BUDGET);
+        let unused = if io.is_none() || is_over_budget { self.take_record() } else { None };
+        let record = unused.or_else(|| {
+            let mut record = is_over_budget.then(|| self.client.services.record(&self.client.peer))?;
+            self.record_identity(&mut record);
+            Some(record)
+        });
+        if let Some(mut record) = record {
+            record.failed(Deny::RequestMalformed.into());
         }
     }
 
@@ -381,13 +401,6 @@ impl Drop for CallSettlement<'_> {
     fn drop(&mut self) {
         drop(self.give_back());
     }
-}
-
-/// Returns whether a connection ended because its client has violated the protocol, and not because it has disconnected. The
-/// limits on frames are reported as invalid data.
-fn breaks_protocol(error: &hyper::Error) -> bool {
-    let io = error.source().and_then(<dyn std::error::Error>::downcast_ref::<io::Error>);
-    io.is_none_or(|error| error.kind() == io::ErrorKind::InvalidData)
 }
 
 /// Returns the HTTP/2 server, with small windows and buffers unless memory for large ones is reserved. hyper and h2

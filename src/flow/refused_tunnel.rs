@@ -36,9 +36,9 @@ const MAX_REMEMBERED: u64 = 10_000;
 const WEB_PORTS: [u16; 2] = [80, 443];
 const FIRST_FREE_PORT: u16 = 1024;
 
-/// The hosts whose refusal an execution did not fetch from the tunnel, usually because its client does not trust the
-/// interception CA. Their CONNECTs are refused as such.
-pub(crate) struct UnreadRefusals(Cache<(ExecutionId, Host), ()>);
+/// Whether the refusal for a host was fetched from its tunnel. If an execution did not fetch it, usually because its client does
+/// not trust the interception CA, its CONNECTs to this host are refused as such.
+pub(crate) struct UnreadRefusals(Cache<(ExecutionId, Host), bool>);
 
 impl Default for UnreadRefusals {
     fn default() -> Self {
@@ -87,7 +87,7 @@ pub(super) fn offer(
         return None;
     }
     policy.task(caller.task()).filter(|task| task.intercepts(target.host()))?;
-    if services.unread_refusals.0.contains_key(&(caller.execution().clone(), target.host().clone())) {
+    if services.unread_refusals.0.get(&(caller.execution().clone(), target.host().clone())) == Some(false) {
         return None;
     }
     let permit = services.throttle.take_refused_tunnel(caller)?;
@@ -95,31 +95,62 @@ pub(super) fn offer(
     Some(RefusedTunnel { upgrade, caller, target, refusal, limited, _permit: permit })
 }
 
+/// What has become of a tunnel. It is noted when the tunnel ends, also if it is cancelled.
+struct Outcome {
+    services: Arc<Services>,
+    of: (ExecutionId, Host),
+    progress: Progress,
+}
+
+enum Progress {
+    /// The client has neither sent a request nor finished a handshake.
+    Begun,
+    /// The client has finished the handshake. It may have opened the connection in advance.
+    Connected,
+    /// A request has been answered.
+    Read,
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        let refusals = &self.services.unread_refusals.0;
+        let is_read = match self.progress {
+            Progress::Begun => false,
+            Progress::Connected => refusals.get(&self.of).unwrap_or(false),
+            Progress::Read => true,
+        };
+        refusals.insert(self.of.clone(), is_read);
+    }
+}
+
 impl RefusedTunnel {
     /// Runs the tunnel after the 200 has been sent. `record` has the refusal of the CONNECT, and writes it unless a request
     /// arrives.
-    pub(super) async fn run(self, client: Arc<Client>, record: Record) {
-        let unread = (self.caller.execution().clone(), self.target.host().clone());
-        let services = client.services.clone();
-        if !self.answer(client, record).await {
-            services.unread_refusals.0.insert(unread, ());
-        }
-    }
-
-    /// Answers the requests in the tunnel. Returns whether there were any.
-    async fn answer(mut self, client: Arc<Client>, record: Record) -> bool {
+    pub(super) async fn run(mut self, client: Arc<Client>, record: Record) {
+        let of = (self.caller.execution().clone(), self.target.host().clone());
+        let mut outcome = Outcome { services: client.services.clone(), of, progress: Progress::Begun };
         let limit = client.services.settings.proxy.handshake_timeout;
-        let Ok(Some((stream, first))) = first_protocol(&mut self.upgrade, limit).await else { return false };
-        match first {
+        let Ok(Some((stream, first))) = first_protocol(&mut self.upgrade, limit).await else { return };
+        let is_read = match first {
             FirstProtocol::Http => {
                 let target = self.target.in_the_clear();
                 self.server(client, target, record).serve_h1(stream).await
             }
-            FirstProtocol::Tls(_) => self.answer_in_tls(client, stream, record).await,
+            FirstProtocol::Tls(_) => self.answer_in_tls(client, stream, record, &mut outcome).await,
+        };
+        if is_read {
+            outcome.progress = Progress::Read;
         }
     }
 
-    async fn answer_in_tls(self, client: Arc<Client>, stream: ClientStream, record: Record) -> bool {
+    /// Answers the requests in the tunnel. Returns whether there were any.
+    async fn answer_in_tls(
+        self,
+        client: Arc<Client>,
+        stream: ClientStream,
+        record: Record,
+        outcome: &mut Outcome,
+    ) -> bool {
         // The leaf is not cached: it would take the place of another, and the cache would show which names other tasks have
         // tried.
         let Ok(config) = client.services.authority.mint_server_config(self.target.host()) else { return false };
@@ -127,6 +158,7 @@ impl RefusedTunnel {
         let Ok(Ok(tls)) = timeout(limit, TlsAcceptor::from(Arc::new(config)).accept(stream)).await else {
             return false;
         };
+        outcome.progress = Progress::Connected;
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let target = self.target.clone();
         let server = self.server(client, target, record);

@@ -204,8 +204,8 @@ const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"sig
 
 /// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
 /// audience, that of a URL its host, that of a connection string or a document the server, that of a cookie its name, that of a
-/// whole field its scheme, and the first and last line of a PEM text its kind. Other texts contain them as well. Returns nothing if a text of such a form has no part that looks
-/// secret.
+/// whole field its scheme, and the first and last line of a PEM text its kind. Other texts contain them as well. Returns
+/// nothing if a text of such a form has no part that looks secret.
 pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     let value = without_auth_scheme(value);
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
@@ -220,25 +220,39 @@ pub(super) fn distinctive_part(value: &[u8]) -> &[u8] {
     without_pem_lines(if is_document(value) { secret_member(value) } else { value })
 }
 
-/// Returns a key in PEM (RFC 7468) without its first and last line, which programs remove before they send it. In a string of
-/// JSON, line breaks are escaped.
+/// Returns the private key of a text in PEM (RFC 7468) without its first and last line, which programs remove before they send
+/// it. Other blocks, such as certificates and parameters, are public. In a string of JSON, line breaks are escaped.
 fn without_pem_lines(value: &[u8]) -> &[u8] {
-    const DASHES: &[u8] = b"-----";
-    let body = || {
-        let label = memchr::memmem::find(value, b"-----BEGIN ")?.checked_add(DASHES.len())?;
-        let begin = memchr::memmem::find(value.get(label..)?, DASHES)?.checked_add(label)?.checked_add(DASHES.len())?;
-        let end = memchr::memmem::find(value.get(begin..)?, b"-----END ")?.checked_add(begin)?;
-        let mut body = value.get(begin..end)?.trim_ascii();
-        loop {
-            let trimmed = body.strip_prefix(b"\\n").or_else(|| body.strip_suffix(b"\\n"));
-            let trimmed = trimmed.or_else(|| body.strip_prefix(b"\\r")).or_else(|| body.strip_suffix(b"\\r"));
-            match trimmed {
-                Some(shorter) => body = shorter,
-                None => return Some(body),
-            }
+    const BEGIN: &[u8] = b"-----BEGIN ";
+    let mut rest = value;
+    while let Some(at) = memchr::memmem::find(rest, BEGIN) {
+        rest = rest.get(at.saturating_add(BEGIN.len())..).unwrap_or_default();
+        let Some((label, behind)) = split_at_text(rest, b"-----") else { break };
+        let Some((body, behind)) = split_at_text(behind, b"-----END ") else { break };
+        if memchr::memmem::find(label, b"PRIVATE KEY").is_some() {
+            return without_escaped_breaks(body.trim_ascii());
         }
-    };
-    body().unwrap_or(value)
+        rest = behind;
+    }
+    value
+}
+
+/// Returns the parts of a text before and after another one.
+fn split_at_text<'t>(text: &'t [u8], other: &[u8]) -> Option<(&'t [u8], &'t [u8])> {
+    let at = memchr::memmem::find(text, other)?;
+    Some((text.get(..at)?, text.get(at.checked_add(other.len())?..)?))
+}
+
+/// Returns a text without escaped line breaks at its ends.
+fn without_escaped_breaks(mut text: &[u8]) -> &[u8] {
+    loop {
+        let breaks: [&[u8]; 2] = [b"\\n", b"\\r"];
+        let shorter = breaks.iter().find_map(|end| text.strip_prefix(*end).or_else(|| text.strip_suffix(*end)));
+        match shorter {
+            Some(shorter) => text = shorter,
+            None => return text,
+        }
+    }
 }
 
 /// Returns a key without an authentication scheme before it (RFC 9110 §11.1), such as `Token`.
@@ -465,7 +479,11 @@ mod tests {
         assert_eq!(distinctive_part(document.as_bytes()), escaped(body).as_bytes());
         let windows = pem.replace('\n', "\\r\\n");
         assert_eq!(distinctive_part(windows.as_bytes()), body.replace('\n', "\\r\\n").as_bytes());
-        for other in ["-----BEGIN A B", "-----BEGIN A B-----", "-----BEGIN A B-----x-----END"] {
+        // Other blocks are public.
+        let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+        let ec = format!("{parameters}{}", pem.replace("PRIVATE KEY", "EC PRIVATE KEY"));
+        assert_eq!(distinctive_part(ec.as_bytes()), body.as_bytes());
+        for other in ["-----BEGIN A B", "-----BEGIN A B-----", "-----BEGIN A B-----x-----END", parameters] {
             assert_eq!(distinctive_part(other.as_bytes()), other.as_bytes());
         }
     }

@@ -184,7 +184,9 @@ impl PathPattern {
 /// wrong place.
 pub(super) fn quoted(text: &str) -> String {
     let Some((before, rest)) = text.rsplit_once('@') else { return format!("{text:?}") };
-    let scheme = before.split_once("://").map_or_else(String::new, |(scheme, _)| format!("{scheme}://"));
+    let is_scheme = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let scheme = before.split_once("://").filter(|(scheme, _)| is_scheme(scheme));
+    let scheme = scheme.map_or_else(String::new, |(scheme, _)| format!("{scheme}://"));
     format!("{:?}", format!("{scheme}…@{rest}"))
 }
 
@@ -223,6 +225,7 @@ mod tests {
             ("https://api.example", "\"https://api.example\""),
             ("https://user:secret@api.example", "\"https://…@api.example\""),
             ("user:sec@ret@api.example:443", "\"…@api.example:443\""),
+            ("user:sec://ret@api.example", "\"…@api.example\""),
         ];
         for (text, wanted) in rows {
             assert_eq!(quoted(text), wanted);

@@ -139,7 +139,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteProgress<T> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
         let received = buf.filled().len().saturating_sub(before);
-        self.traffic.arrivals.note_read(read.is_pending());
+        // A read may also have to wait because the task's budget is spent.
+        self.traffic.arrivals.note_read(read.is_pending() && coop::has_budget_remaining());
         if read.is_ready() {
             unit.made_progress();
             take_units(received / BYTES_PER_UNIT, cx);
@@ -191,7 +192,26 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stages::message::arrivals::PauseWatch;
     use tokio::io::AsyncWriteExt;
+
+    /// A read that waits for the budget of its task is no pause of the origin.
+    #[tokio::test]
+    async fn a_spent_budget_is_no_pause() {
+        for spent in 0..4 {
+            let (ours, mut theirs) = tokio::io::duplex(100_000);
+            theirs.write_all(&[b'x'; 100_000]).await.unwrap();
+            let mut io = WriteProgress::h1(ours);
+            let pauses = PauseWatch::new(io.traffic().arrivals.clone());
+            let reading = std::future::poll_fn(move |cx| {
+                take_units(spent, cx);
+                let mut buffer = [0; 100];
+                while Pin::new(&mut io).poll_read(cx, &mut ReadBuf::new(&mut buffer)).is_ready() {}
+                Poll::Ready(pauses.is_drained())
+            });
+            assert!(!tokio::spawn(reading).await.unwrap(), "{spent}");
+        }
+    }
 
     /// However much has arrived, a poll of a task reads about 16 KiB. The rest is read in the next ones.
     #[tokio::test]

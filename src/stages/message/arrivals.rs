@@ -39,8 +39,8 @@ impl Arrivals {
 pub(crate) struct PauseWatch {
     arrivals: Arc<Arrivals>,
     waiting: Option<Waiting>,
-    /// The wait has taken [`MAX_WAIT`].
-    is_overdue: bool,
+    /// The connection has been read to its end since the last data of the message, or the wait has taken [`MAX_WAIT`].
+    has_paused: bool,
 }
 
 struct Waiting {
@@ -50,18 +50,18 @@ struct Waiting {
 
 impl PauseWatch {
     pub(crate) fn new(arrivals: Arc<Arrivals>) -> Self {
-        Self { arrivals, waiting: None, is_overdue: false }
+        Self { arrivals, waiting: None, has_paused: false }
     }
 
     /// Returns whether everything that has arrived has been handed over. If the message has no data when it is asked for some
     /// after that, its sender pauses.
     pub(crate) fn is_drained(&self) -> bool {
-        self.is_overdue || self.arrivals.is_drained()
+        self.has_paused || self.arrivals.is_drained()
     }
 
     /// Notes that the message had data.
     pub(crate) fn data_arrived(&mut self) {
-        (self.waiting, self.is_overdue) = (None, false);
+        (self.waiting, self.has_paused) = (None, false);
     }
 
     /// Returns ready once [`Self::is_drained`] is true.
@@ -77,9 +77,8 @@ impl PauseWatch {
         // Asked after the registration, so that no change is missed.
         if drained.as_mut().poll(cx).is_pending() && !arrivals.is_drained() {
             ready!(limit.as_mut().poll(cx));
-            self.is_overdue = true;
         }
-        self.waiting = None;
+        (self.waiting, self.has_paused) = (None, true);
         Poll::Ready(())
     }
 }

@@ -13,8 +13,6 @@ const PER_SECOND: u32 = 1_000;
 const BYTES_PER_FRAME: u32 = 128;
 /// The cost of a further interim head on a stream, in frames. h2 keeps each one in memory.
 pub(super) const INTERIM_HEAD: u32 = 100;
-/// The cost of a head with padding, in frames. Hardly any client pads heads.
-pub(super) const PADDED_HEAD: u32 = 40;
 /// The number of fields in a block that cost nothing. Each further one costs as much as a frame.
 pub(super) const FREE_FIELDS: usize = 256;
 

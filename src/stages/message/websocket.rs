@@ -180,14 +180,14 @@ impl Direction {
                 break RelayError::Closed;
             }
             match sink.take(piece, out) {
-                Ok(at_end) => ends = at_end,
+                Ok(complete) => {
+                    ends = complete == Some(out.len());
+                    frame_end = complete.or(frame_end);
+                }
                 Err(error) => {
                     out.truncate(start);
                     return Err(error);
                 }
-            }
-            if ends {
-                frame_end = Some(out.len());
             }
             self.closed |= closes;
         };
@@ -200,11 +200,11 @@ impl Direction {
 
 /// The receiver of the pieces of one direction.
 trait PieceSink {
-    /// Appends the part of a piece that may be forwarded. Returns whether the output ends on a frame boundary.
-    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError>;
+    /// Appends the part of a piece that may be forwarded. Returns the length of `out` up to the last frame that is complete with
+    /// it: all of it, if the output ends on a frame boundary.
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<Option<usize>, RelayError>;
 
-    /// Appends what is held and may be forwarded, because nothing follows. Returns the length of `out` up to the last frame that
-    /// is complete with it.
+    /// Appends what is held and may be forwarded, because nothing follows. Returns the length as [`Self::take`] does.
     fn finish(&mut self, _: &mut Vec<u8>) -> Option<usize> {
         None
     }
@@ -275,11 +275,12 @@ impl Upward {
 }
 
 impl PieceSink for Option<MessageScan> {
-    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
-        match self {
-            Some(held) => held.take(&piece, out),
-            None => Ok(piece.pass(out)),
-        }
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<Option<usize>, RelayError> {
+        let ends = match self {
+            Some(held) => held.take(&piece, out)?,
+            None => piece.pass(out),
+        };
+        Ok(ends.then_some(out.len()))
     }
 }
 
@@ -492,11 +493,11 @@ struct Redaction<'r, R> {
 }
 
 impl<R: FnMut(FindCount) -> Verdict<()>> PieceSink for Redaction<'_, R> {
-    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
-        let Some(redacted) = self.redacted else { return Ok(piece.pass(out)) };
-        redacted.take(&piece, out);
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<Option<usize>, RelayError> {
+        let Some(redacted) = self.redacted else { return Ok(piece.pass(out).then_some(out.len())) };
+        let complete = redacted.take(&piece, out);
         (self.report)(redacted.finds(false)).map_err(RelayError::Stopped)?;
-        Ok(redacted.is_complete())
+        Ok(if redacted.is_complete() { Some(out.len()) } else { complete })
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) -> Option<usize> {
@@ -511,7 +512,8 @@ impl FrameRedactor {
         self.messages.find_count(is_over) + self.controls.find_count(is_over)
     }
 
-    fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) {
+    /// Returns the length of `out` up to the last frame that has been completed.
+    fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Option<usize> {
         match piece {
             Piece::Head(head) => self.between.push_back((self.added, head.length(), head.bytes().to_vec())),
             Piece::Payload { head, bytes, last, .. } => {
@@ -541,7 +543,7 @@ impl FrameRedactor {
         if self.between.len() > MAX_WAITING {
             self.messages.pause();
         }
-        let _ = self.forward(out);
+        self.forward(out)
     }
 
     /// Forwards what has been released, and the heads and control frames between. Returns the length of `out` up to the last

@@ -1,17 +1,20 @@
 //! A CONNECT that the policy refuses: the client gets the refusal inside the tunnel, where it shows it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::Request;
 use rustls::RootCertStore;
 use serde_json::Value;
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{Way, client_config, empty, h1, read_to_end};
-use crate::lab::h2::{GOAWAY, Wire, read_frame};
+use crate::lab::h2::{GOAWAY, SETTINGS, Wire, frame, read_frame};
 use crate::lab::{KEY, Lab, LabBuilder, Origin, Reply, TIMEOUT};
 
 /// The ways through a tunnel.
@@ -191,7 +194,7 @@ async fn tunnels_without_a_request_leave_the_line_of_the_refusal() {
         assert_eq!(status, 200);
         stream.write_all(sent).await.unwrap();
         stream.shutdown().await.unwrap();
-        let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.unwrap();
+        let _ = timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.unwrap();
         refused_soon(&lab, "other.test:443").await;
         let lines = lab.audit().await;
         let of_connect =
@@ -201,6 +204,56 @@ async fn tunnels_without_a_request_leave_the_line_of_the_refusal() {
     }
 }
 
+/// A client that rejects the certificate may close with a reset.
+#[tokio::test]
+async fn a_reset_is_remembered() {
+    let (lab, _origin) = lab_with("").await;
+    let (status, mut stream) = connect(&lab, "other.test:443").await;
+    assert_eq!(status, 200);
+    stream.write_all(b"\x16\x03").await.unwrap();
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
+    lab.ended(0).await;
+    refused_soon(&lab, "other.test:443").await;
+}
+
+/// A connection that was opened in advance is no sign that the client cannot read refusals.
+#[tokio::test]
+async fn a_connection_without_a_request_does_not_outweigh_a_refusal_that_was_read() {
+    let (lab, _origin) = lab_with("").await;
+    for n in 0..3 {
+        lab.by(Way::TunnelH1, "GET", "https://other.test/", &[], "").await.assert_refused(403, "host_not_allowed");
+        let mut unused = lab.tls("other.test:443", &["http/1.1"]).await;
+        unused.shutdown().await.unwrap();
+        read_to_end(&mut unused).await;
+        lab.ended(2 * n + 1).await;
+    }
+}
+
+/// A client that does not read the refusal and sends more requests does not keep its connection.
+#[tokio::test]
+async fn a_refused_connection_over_h2_ends_soon() {
+    let (lab, _origin) = lab_with("").await;
+    let mut wire = Wire::open(&lab, "other.test:443").await;
+    // No window for the bodies of responses.
+    wire.out.extend(frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]));
+    let begun = Instant::now();
+    let mut stream = 1;
+    while begun.elapsed() < TIMEOUT {
+        let authority = ("host", "other.test");
+        wire.headers(stream, true, &[(":method", "GET"), (":scheme", "https"), (":path", "/"), authority]);
+        stream += 2;
+        let sent = std::mem::take(&mut wire.out);
+        if wire.io.write_all(&sent).await.is_err() || wire.io.flush().await.is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+            return;
+        }
+        // Everything that has arrived is discarded.
+        let _ = timeout(Duration::from_millis(50), wire.io.read(&mut [0; 4096])).await;
+    }
+    panic!("the connection is still open");
+}
+
 #[tokio::test]
 async fn some_refusals_are_those_of_the_connect() {
     // The port of SSH, on which clients wait for the server; an opaque host on another port.
@@ -208,7 +261,7 @@ async fn some_refusals_are_those_of_the_connect() {
     for to in ["other.test:22", "open.test:8443"] {
         assert_eq!(connect(&lab, to).await.0, 403, "{to}");
     }
-    // A malformed name, and a name that contains a value.
+    // A malformed name.
     assert_eq!(connect(&lab, "a..b:443").await.0, 400);
     // Switched off.
     let (off, _origin) = lab_with("[interception]\nrefuse_inside = false").await;

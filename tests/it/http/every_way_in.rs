@@ -282,7 +282,8 @@ async fn untrusted_origin(name: &str) -> Origin {
     Origin::https(Arc::new(config.with_single_cert(vec![cert.der().clone()], key).unwrap())).await
 }
 
-async fn start_hosts() -> Hosts {
+/// `more` is added to the configuration.
+async fn start_hosts(more: &str) -> Hosts {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     let plain = Origin::http().await;
@@ -320,7 +321,7 @@ async fn start_hosts() -> Hosts {
         plain.port(),
     );
     let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
-    let lab = builder.proxy(&format!("{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
+    let lab = builder.proxy(&format!("{more}{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
     Hosts { lab, origin, plain, text, closed, full, stranger, garbage, _sockets: sockets }
 }
 
@@ -405,7 +406,17 @@ fn rows(yard: &Hosts) -> Vec<(&'static str, Call)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_request_gets_the_same_code_on_every_way() {
-    let yard = start_hosts().await;
+    get_the_same_code_on_every_way("").await;
+}
+
+/// As the test above, where the CONNECT itself is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_request_gets_the_same_code_if_connects_are_refused() {
+    get_the_same_code_on_every_way(lab::REFUSE_OUTSIDE).await;
+}
+
+async fn get_the_same_code_on_every_way(more: &str) {
+    let yard = start_hosts(more).await;
     let Hosts { lab, origin, text, .. } = &yard;
     let reached = || origin.seen().iter().filter(|seen| !["/known", "/stall"].contains(&seen.uri.path())).count();
     let open = text.replace("LOOP", &lab.proxy.port().to_string());
@@ -429,7 +440,7 @@ async fn a_hostile_request_gets_the_same_code_on_every_way() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_callers_get_the_same_code_on_every_way() {
-    let yard = start_hosts().await;
+    let yard = start_hosts("").await;
     let gate = Proxy { token: "another-token-of-24-bytes-or-more".to_owned(), ..Proxy::of(&yard.lab) };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", yard.origin.port()) }));
     for by in EVERY {

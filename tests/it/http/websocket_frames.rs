@@ -186,6 +186,25 @@ proptest! {
     }
 }
 
+/// A fragment whose end was held passes, although the next one, which is long, turns out to be broken.
+#[test]
+fn a_fragment_before_a_long_broken_one_passes() {
+    let first = frame(0x01, &[b'a'; 20], None);
+    let ping = frame(0x89, b"ping", None);
+    let broken = frame(0x80, &[&[b'b'; 50_000][..], b"\xff"].concat(), None);
+    for together in [false, true] {
+        let before = [first.clone(), ping.clone()].concat();
+        let pieces = if together {
+            vec![[before.clone(), broken.clone()].concat()]
+        } else {
+            vec![before.clone(), broken.clone()]
+        };
+        let (out, end) = forwarded(pieces.iter().map(Vec::as_slice), false, true);
+        assert_eq!(end, End::Broken(Broken::Text));
+        assert!(out == before, "{together}: {} bytes", out.len());
+    }
+}
+
 /// A broken frame does not discard the messages before it, and a value in them does not pass.
 #[test]
 fn messages_before_a_broken_frame_pass_after_scanning() {
