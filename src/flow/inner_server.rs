@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -62,6 +63,8 @@ pub(super) struct TunnelTarget {
     pub(super) limited: Option<ReachedLimit>,
     /// The call that was counted for the CONNECT, if a request may use it.
     pub(super) prepaid: Option<Prepaid>,
+    /// Set when a request arrives.
+    pub(super) is_used: Arc<AtomicBool>,
 }
 
 /// Time from the refusal of a destination over HTTP/2 to GOAWAY.
@@ -83,6 +86,7 @@ pub(super) struct InnerServer {
     tunnel_record: Mutex<Option<Record>>,
     /// The call that was counted for the CONNECT, until a request uses it.
     prepaid: Mutex<Option<Prepaid>>,
+    is_used: Arc<AtomicBool>,
 }
 
 impl Drop for InnerServer {
@@ -101,13 +105,12 @@ impl Drop for InnerServer {
 
 impl InnerServer {
     pub(super) fn new(client: Arc<Client>, tunnel: TunnelTarget, record: Record) -> Self {
-        let TunnelTarget { caller, target, to, limited, prepaid } = tunnel;
+        let TunnelTarget { caller, target, to, limited, prepaid, is_used } = tunnel;
         let (tunnel_record, prepaid) = (Mutex::new(Some(record)), Mutex::new(prepaid));
-        Self { client, caller, target, to, limited, has_refused: Notify::new(), tunnel_record, prepaid }
+        Self { client, caller, target, to, limited, has_refused: Notify::new(), tunnel_record, prepaid, is_used }
     }
 
-    /// Serves HTTP/1.1. Returns whether a request has arrived.
-    pub(super) async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> bool {
+    pub(super) async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
         let tunnel = inner.clone();
         let io = http1_server::gated(&inner.client, io, inner.idle(), move |record| tunnel.describe_unparsed(record));
@@ -135,11 +138,9 @@ impl InnerServer {
         if let Err(error) = ended {
             http1_server::note_broken(&inner.client, &error);
         }
-        inner.is_used()
     }
 
-    /// Serves HTTP/2. Returns whether a request has arrived.
-    pub(super) async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> bool {
+    pub(super) async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
         let answers = &Arc::new(OpenAnswers::default());
         let service = service_fn(|request| {
@@ -170,13 +171,11 @@ impl InnerServer {
                 }
             }
         };
-        let is_used = inner.is_used();
         if let Err(error) = ended
             && inner.to.is_ok()
         {
             inner.note_broken(&error);
         }
-        is_used
     }
 
     /// Returns when the daemon drains, when a request has been refused because of its destination, when the first request
@@ -268,11 +267,8 @@ impl InnerServer {
     fn mark_used(&self, first: &mut Record) {
         if let Some(record) = self.take_record() {
             record.replaced_by(first);
+            self.is_used.store(true, Ordering::Relaxed);
         }
-    }
-
-    fn is_used(&self) -> bool {
-        self.tunnel_record.lock().is_none()
     }
 
     fn take_record(&self) -> Option<Record> {

@@ -5,6 +5,7 @@
 //! anywhere.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::request::Parts;
@@ -99,26 +100,17 @@ pub(super) fn offer(
 struct Outcome {
     services: Arc<Services>,
     of: (ExecutionId, Host),
-    progress: Progress,
-}
-
-enum Progress {
-    /// The client has neither sent a request nor finished a handshake.
-    Begun,
+    /// A request has arrived.
+    is_used: Arc<AtomicBool>,
     /// The client has finished the handshake. It may have opened the connection in advance.
-    Connected,
-    /// A request has been answered.
-    Read,
+    is_connected: bool,
 }
 
 impl Drop for Outcome {
     fn drop(&mut self) {
         let refusals = &self.services.unread_refusals.0;
-        let is_read = match self.progress {
-            Progress::Begun => false,
-            Progress::Connected => refusals.get(&self.of).unwrap_or(false),
-            Progress::Read => true,
-        };
+        let was_read = || self.is_connected && refusals.get(&self.of).unwrap_or(false);
+        let is_read = self.is_used.load(Ordering::Relaxed) || was_read();
         refusals.insert(self.of.clone(), is_read);
     }
 }
@@ -128,46 +120,35 @@ impl RefusedTunnel {
     /// arrives.
     pub(super) async fn run(mut self, client: Arc<Client>, record: Record) {
         let of = (self.caller.execution().clone(), self.target.host().clone());
-        let mut outcome = Outcome { services: client.services.clone(), of, progress: Progress::Begun };
+        let (services, is_used) = (client.services.clone(), Arc::default());
+        let mut outcome = Outcome { services, of, is_used, is_connected: false };
         let limit = client.services.settings.proxy.handshake_timeout;
         let Ok(Some((stream, first))) = first_protocol(&mut self.upgrade, limit).await else { return };
-        let is_read = match first {
+        match first {
             FirstProtocol::Http => {
                 let target = self.target.in_the_clear();
-                self.server(client, target, record).serve_h1(stream).await
+                self.server(client, target, record, &outcome).serve_h1(stream).await;
             }
             FirstProtocol::Tls(_) => self.answer_in_tls(client, stream, record, &mut outcome).await,
-        };
-        if is_read {
-            outcome.progress = Progress::Read;
         }
     }
 
-    /// Answers the requests in the tunnel. Returns whether there were any.
-    async fn answer_in_tls(
-        self,
-        client: Arc<Client>,
-        stream: ClientStream,
-        record: Record,
-        outcome: &mut Outcome,
-    ) -> bool {
+    async fn answer_in_tls(self, client: Arc<Client>, stream: ClientStream, record: Record, outcome: &mut Outcome) {
         // The leaf is not cached: it would take the place of another, and the cache would show which names other tasks have
         // tried.
-        let Ok(config) = client.services.authority.mint_server_config(self.target.host()) else { return false };
+        let Ok(config) = client.services.authority.mint_server_config(self.target.host()) else { return };
         let limit = client.services.settings.proxy.handshake_timeout;
-        let Ok(Ok(tls)) = timeout(limit, TlsAcceptor::from(Arc::new(config)).accept(stream)).await else {
-            return false;
-        };
-        outcome.progress = Progress::Connected;
+        let Ok(Ok(tls)) = timeout(limit, TlsAcceptor::from(Arc::new(config)).accept(stream)).await else { return };
+        outcome.is_connected = true;
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let target = self.target.clone();
-        let server = self.server(client, target, record);
+        let server = self.server(client, target, record, outcome);
         if h2 { server.serve_h2(tls).await } else { server.serve_h1(tls).await }
     }
 
-    fn server(&self, client: Arc<Client>, target: Target, record: Record) -> InnerServer {
-        let (to, limited) = (Err(self.refusal), self.limited);
-        let inside = TunnelTarget { caller: self.caller.clone(), target, to, limited, prepaid: None };
+    fn server(&self, client: Arc<Client>, target: Target, record: Record, outcome: &Outcome) -> InnerServer {
+        let (to, limited, is_used) = (Err(self.refusal), self.limited, outcome.is_used.clone());
+        let inside = TunnelTarget { caller: self.caller.clone(), target, to, limited, prepaid: None, is_used };
         InnerServer::new(client, inside, record)
     }
 }

@@ -217,14 +217,14 @@ impl Tunnel {
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let to = Ok(self.admitted.clone());
         let inner = InnerServer::new(client, self.target(to), record);
-        let _ = if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await };
+        if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
     }
 
     /// Serves plain HTTP, which some clients send through CONNECT. It is authorized as `http`.
     async fn run_plain_http(self, client: Arc<Client>, stream: ClientStream, record: Record) {
         let policy = client.services.policies.snapshot();
         let to = authorize::plain_http_inside(&policy, &self.admitted);
-        let _ = InnerServer::new(client, self.target(to), record).serve_h1(stream).await;
+        InnerServer::new(client, self.target(to), record).serve_h1(stream).await;
     }
 
     fn target(self, to: Verdict<Admitted>) -> TunnelTarget {
@@ -232,7 +232,8 @@ impl Tunnel {
         // Only the destination of plain HTTP can have been refused here.
         let target = to.as_ref().map_or_else(|_| admitted.target().in_the_clear(), |to| to.target().clone());
         let to = to.map(|admitted| Destination { admitted, pin: Some(pinned) });
-        TunnelTarget { caller: admitted.caller().clone(), target, to, limited: None, prepaid: Some(prepaid) }
+        let (caller, prepaid) = (admitted.caller().clone(), Some(prepaid));
+        TunnelTarget { caller, target, to, limited: None, prepaid, is_used: Arc::default() }
     }
 }
 

@@ -217,6 +217,22 @@ async fn a_reset_is_remembered() {
     refused_soon(&lab, "other.test:443").await;
 }
 
+/// A client may close with a reset as soon as it has read the refusal.
+#[tokio::test]
+async fn a_reset_after_the_refusal_changes_nothing() {
+    let (lab, _origin) = lab_with("").await;
+    for n in 0..5 {
+        let mut tls = lab.tls("other.test:443", &["http/1.1"]).await;
+        SockRef::from(tls.get_ref().0).set_linger(Some(Duration::ZERO)).unwrap();
+        tls.write_all(b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n").await.unwrap();
+        let mut first = [0; 12];
+        timeout(TIMEOUT, tls.read_exact(&mut first)).await.unwrap().unwrap();
+        assert_eq!(&first, b"HTTP/1.1 403");
+        drop(tls);
+        lab.ended(n).await;
+    }
+}
+
 /// A connection that was opened in advance is no sign that the client cannot read refusals.
 #[tokio::test]
 async fn a_connection_without_a_request_does_not_outweigh_a_refusal_that_was_read() {
