@@ -398,6 +398,8 @@ struct FrameRedactor {
     left: u64,
     /// The payload up to the end of the last frame that is valid as a whole.
     valid: u64,
+    /// The head of a frame without payload, until it is known to be valid: a text may not end within a character.
+    empty: Option<Vec<u8>>,
 }
 
 /// The most heads and control frames that wait for the payload before them.
@@ -415,6 +417,7 @@ impl Downward {
             between: VecDeque::new(),
             left: 0,
             valid: 0,
+            empty: None,
         });
         Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
@@ -515,8 +518,11 @@ impl FrameRedactor {
     /// Returns the length of `out` up to the last frame that has been completed.
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Option<usize> {
         match piece {
+            Piece::Head(head) if head.length() == 0 => self.empty = Some(head.bytes().to_vec()),
             Piece::Head(head) => self.between.push_back((self.added, head.length(), head.bytes().to_vec())),
             Piece::Payload { head, bytes, last, .. } => {
+                let empty = self.empty.take().map(|frame| (self.added, 0, frame));
+                self.between.extend(empty);
                 self.added = self.added.saturating_add(bytes.len() as u64);
                 self.messages.feed(Bytes::copy_from_slice(bytes));
                 if *last {

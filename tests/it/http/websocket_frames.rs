@@ -205,6 +205,18 @@ fn a_fragment_before_a_long_broken_one_passes() {
     }
 }
 
+/// A text that ends within a character is broken by its last fragment, which may be empty.
+#[test]
+fn an_empty_fragment_that_breaks_a_text_does_not_pass() {
+    let first = frame(0x01, b"a\xf0\x9f", None);
+    for last in [frame(0x80, b"", None), frame(0x80, b"b", None)] {
+        for pieces in [vec![[first.clone(), last.clone()].concat()], vec![first.clone(), last.clone()]] {
+            let (out, end) = forwarded(pieces.iter().map(Vec::as_slice), false, true);
+            assert_eq!((out, end), (first.clone(), End::Broken(Broken::Text)), "{last:?}");
+        }
+    }
+}
+
 /// A broken frame does not discard the messages before it, and a value in them does not pass.
 #[test]
 fn messages_before_a_broken_frame_pass_after_scanning() {
