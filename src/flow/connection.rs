@@ -135,8 +135,8 @@ async fn prepare(policy: &Policy, caller: &Caller) {
     let _ = tokio::task::spawn_blocking(move || task.prepare()).await;
 }
 
-/// Returns whether the tunnel of a refused CONNECT may be opened. A name with a find is not put into a certificate, and if finds
-/// have just stopped the execution, other names are treated alike.
+/// Returns whether the tunnel of a refused CONNECT may be opened. A name in which a value has been found is not put into a
+/// certificate, and if finds have just stopped the execution, other names are treated alike.
 fn may_open(refusal: Refusal, record: &Record) -> bool {
     !record.has_find() && (refusal == Deny::ExecutionStopped.into() || record.may_repeat_request())
 }

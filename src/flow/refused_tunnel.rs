@@ -59,8 +59,8 @@ pub(super) struct RefusedTunnel {
 }
 
 /// Returns the tunnel for a refused CONNECT, or `None` if the CONNECT itself is answered with the refusal: because the
-/// refusal is none of the policy, the task does not use interception or not for this host, the client did not fetch the
-/// last refusal for this host from its tunnel, or the execution has too many such tunnels.
+/// refusal is none of the policy, the port is that of another protocol, the task does not use interception or not for this
+/// host, the client did not fetch the last refusal for this host from its tunnel, or the execution has too many such tunnels.
 pub(super) fn offer(
     services: &Services,
     policy: &Policy,
@@ -96,7 +96,7 @@ pub(super) fn offer(
     Some(RefusedTunnel { upgrade, caller, target, refusal, limited, _permit: permit })
 }
 
-/// What has become of a tunnel. It is noted when the tunnel ends, also if it is cancelled.
+/// The outcome of a tunnel. It is noted when the tunnel ends, also if it is cancelled.
 struct Outcome {
     services: Arc<Services>,
     of: (ExecutionId, Host),
