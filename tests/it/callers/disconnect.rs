@@ -10,13 +10,16 @@ use tokio::time::timeout;
 use crate::lab::client::{auth, empty, read_head, read_to_end};
 use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
 
-/// Ample time for an immediate effect, and less than any timeout that a test does not set itself.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// A header timeout longer than any wait of a test.
+const LONG: &str = "header_timeout = \"60s\"";
 
+/// Starts a proxy that allows each caller a single connection.
 async fn lab(proxy: &str) -> (Lab, Origin) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
-    let lab = builder.proxy(&format!("[proxy]\n{proxy}\n{}", lab::allow_api(origin.port()))).await;
+    let lab = builder
+        .proxy(&format!("[proxy]\nmax_connections_per_caller = 1\n{proxy}\n{}", lab::allow_api(origin.port())))
+        .await;
     (lab, origin)
 }
 
@@ -30,6 +33,14 @@ fn reset(stream: TcpStream) {
     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
+/// Waits until the client's only connection slot can be used again. It is released just after the line is written.
+async fn wait_until_slot_is_free(lab: &Lab, to: &str) {
+    let start = Instant::now();
+    while lab.get(&format!("https://{to}/")).await.status != 200 {
+        assert!(start.elapsed() < TIMEOUT);
+    }
+}
+
 async fn wait_until_received(origin: &Origin, count: usize) {
     let start = Instant::now();
     while origin.seen().len() < count {
@@ -38,7 +49,8 @@ async fn wait_until_received(origin: &Origin, count: usize) {
     }
 }
 
-/// Returns the time until the line of the `n`-th exchange was written, which its client abandoned.
+/// Returns the time until the line of the `n`-th exchange was written, which its client abandoned. It is less than
+/// [`TIMEOUT`].
 async fn time_until_abandoned(lab: &Lab, n: usize) -> Duration {
     let start = Instant::now();
     let line = lab.ended(n).await;
@@ -48,7 +60,7 @@ async fn time_until_abandoned(lab: &Lab, n: usize) -> Duration {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_is_detected_immediately() {
-    let (lab, origin) = lab("max_connections_per_caller = 1").await;
+    let (lab, origin) = lab(LONG).await;
     let to = format!("api.test:{}", origin.port());
     // The request alone, and followed by pipelined requests that have not been read yet.
     for (n, more) in [String::new(), stalled(&origin).repeat(2_000)].into_iter().enumerate() {
@@ -57,83 +69,76 @@ async fn a_reset_is_detected_immediately() {
         wait_until_received(&origin, n + 1).await;
         let _ = timeout(Duration::from_millis(200), stream.write_all(more.as_bytes())).await;
         reset(stream);
-        let took = time_until_abandoned(&lab, n).await;
-        assert!(took < AT_ONCE, "{took:?}");
+        time_until_abandoned(&lab, n).await;
     }
     // Inside a tunnel.
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 3).await;
     reset(tls.into_inner().0);
-    let took = time_until_abandoned(&lab, 2).await;
-    assert!(took < AT_ONCE, "{took:?}");
+    time_until_abandoned(&lab, 2).await;
     // The client's only place is free again.
-    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
+    wait_until_slot_is_free(&lab, &to).await;
 }
 
 /// A client that is killed or that closes sends a FIN, and so does one that only shuts down its sending side.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_close_releases_the_slot_after_the_header_timeout() {
-    let (lab, origin) = lab("max_connections_per_caller = 1\nheader_timeout = \"700ms\"").await;
+    let (lab, origin) = lab("header_timeout = \"700ms\"").await;
     let to = format!("api.test:{}", origin.port());
     let mut stream = lab.connect().await;
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
     wait_until_received(&origin, 1).await;
     drop(stream);
     let took = time_until_abandoned(&lab, 0).await;
-    assert!(took >= Duration::from_millis(500) && took < AT_ONCE, "{took:?}");
+    assert!(took >= Duration::from_millis(500), "{took:?}");
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 2).await;
     drop(tls);
-    let took = time_until_abandoned(&lab, 1).await;
-    assert!(took < AT_ONCE, "{took:?}");
-    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
+    time_until_abandoned(&lab, 1).await;
+    wait_until_slot_is_free(&lab, &to).await;
 }
 
 /// A closed client answers any packet with a reset, so the proxy sends it an interim response.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_close_is_detected_by_a_probe() {
-    let (lab, origin) = lab("max_connections_per_caller = 1\nheader_timeout = \"60s\"").await;
+    let (lab, origin) = lab(LONG).await;
     let to = format!("api.test:{}", origin.port());
     let mut stream = lab.connect().await;
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
     wait_until_received(&origin, 1).await;
     drop(stream);
-    let took = time_until_abandoned(&lab, 0).await;
-    assert!(took < AT_ONCE, "{took:?}");
+    time_until_abandoned(&lab, 0).await;
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 2).await;
     drop(tls);
-    let took = time_until_abandoned(&lab, 1).await;
-    assert!(took < AT_ONCE, "{took:?}");
-    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
+    time_until_abandoned(&lab, 1).await;
+    wait_until_slot_is_free(&lab, &to).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_h2_connection_is_detected_immediately() {
-    let (lab, origin) = lab("max_connections_per_caller = 1").await;
+    let (lab, origin) = lab(LONG).await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
     let request = Request::builder().uri(format!("https://{to}/stall")).body(empty()).unwrap();
     let asking = tokio::spawn(async move { h2.send_request(request).await });
     wait_until_received(&origin, 1).await;
     asking.abort();
-    let took = time_until_abandoned(&lab, 0).await;
-    assert!(took < AT_ONCE, "{took:?}");
+    time_until_abandoned(&lab, 0).await;
 }
 
 /// On a Unix socket, the kernel distinguishes a full close from a shutdown of the sending side.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_unix_socket_is_detected_immediately() {
-    let (lab, origin) = lab("listen = [\"127.0.0.1:0\", \"unix:p.sock\"]\nheader_timeout = \"60s\"").await;
+    let (lab, origin) = lab(&format!("listen = [\"127.0.0.1:0\", \"unix:p.sock\"]\n{LONG}")).await;
     let mut stream = UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
     wait_until_received(&origin, 1).await;
     drop(stream);
-    let took = time_until_abandoned(&lab, 0).await;
-    assert!(took < AT_ONCE, "{took:?}");
+    time_until_abandoned(&lab, 0).await;
 }
 
 /// The origin of the opaque tunnel neither answers nor closes.
@@ -160,8 +165,7 @@ async fn an_opaque_tunnel_ends_with_its_client() {
         } else {
             drop(stream)
         }
-        let took = time_until_abandoned(&lab, n).await;
-        assert!(took < AT_ONCE, "{took:?}");
+        time_until_abandoned(&lab, n).await;
         drop(origin);
     }
 }
