@@ -123,7 +123,13 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let status = runtime.block_on(run_command(prepared, args, state.path(), &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {
         let keys: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
-        let flags = Flags { learned: args.learn, isolated: args.isolate, keys: &keys, denied: &denied };
+        let flags = Flags {
+            learned: args.learn,
+            isolated: args.isolate,
+            failed_without_sockets: args.isolate && !args.unix_sockets && status.code().is_some_and(|code| code != 0),
+            keys: &keys,
+            denied: &denied,
+        };
         for line in summary(&fs::read_to_string(log).unwrap_or_default(), &flags) {
             say(line);
         }

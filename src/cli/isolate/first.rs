@@ -24,7 +24,7 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         // A new /proc shows only the processes of this namespace, and its /proc/self is correct.
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount("proc", "/proc", "proc", flags, None).map_err(|error| namespace::forbidden("/proc", error.into()))?;
-        privilege::drop_all().map_err(failed("dropping privileges"))?;
+        privilege::drop_for_command()?;
         syscalls::deny(args.unix_sockets).map_err(failed("filtering system calls"))?;
         let Some((program, rest)) = args.command.split_first() else {
             return Err(IsolationError("no command".to_owned()));

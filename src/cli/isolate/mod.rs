@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `exeat run` | outside | runs the proxy, on a Unix socket in its private directory |
 //! | `exeat inside` | own user, network, mount and IPC namespace | covers sockets, relays the loopback to the proxy |
-//! | `exeat inside --first` | also process 1 of a PID namespace | drops all privileges, filters system calls, reaps |
+//! | `exeat inside --first` | also process 1 of a PID namespace; as root, in a second user namespace | drops its privileges, filters system calls, reaps |
 //! | the command | the same | runs |
 //!
 //! Any failure stops the run before the command starts: isolation is complete or the command does not run.

@@ -11,13 +11,20 @@ use super::IsolationError;
 
 /// Moves this process to new namespaces with the same user and group. Its children are also in a new PID namespace.
 pub(super) fn enter() -> Result<(), IsolationError> {
+    unshare_users(
+        CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWPID,
+    )
+}
+
+/// Moves this process to a user namespace within that of [`enter`], with the same user and group. It gets all
+/// capabilities there and has none over the namespaces of [`enter`].
+pub(super) fn enter_inner_users() -> Result<(), IsolationError> {
+    unshare_users(CloneFlags::empty())
+}
+
+fn unshare_users(others: CloneFlags) -> Result<(), IsolationError> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let all = CloneFlags::CLONE_NEWUSER
-        | CloneFlags::CLONE_NEWNET
-        | CloneFlags::CLONE_NEWNS
-        | CloneFlags::CLONE_NEWIPC
-        | CloneFlags::CLONE_NEWPID;
-    unshare(all).map_err(|error| forbidden("new namespaces", error.into()))?;
+    unshare(CloneFlags::CLONE_NEWUSER | others).map_err(|error| forbidden("new namespaces", error.into()))?;
     // Each id maps to itself: files keep their owner, and no process becomes root.
     let maps = [("setgroups", "deny".to_owned()), ("uid_map", identity_map(uid)), ("gid_map", identity_map(gid))];
     for (file, text) in maps {

@@ -11,6 +11,8 @@ use rustix::thread::{
     set_capabilities, set_capabilities_secure_bits, set_no_new_privs,
 };
 
+use super::{IsolationError, failed, namespace};
+
 /// Closes all descriptors except standard input, output and error, because an inherited socket could bypass the proxy.
 /// Must be called before this process opens any descriptors.
 pub(super) fn close_inherited() -> io::Result<()> {
@@ -33,8 +35,10 @@ pub(super) fn die_with(parent: Option<Pid>) -> io::Result<()> {
     if rustix::process::getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
 }
 
-/// The capabilities that the first process of the namespaces needs. It is not root there, so exec would drop them.
-const INHERITED_CAPABILITIES: [CapabilitySet; 2] = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
+/// The capabilities that the first process of the namespaces needs. It may not be root there, and then exec would drop
+/// them. `SETFCAP` permits root to be mapped into a namespace (user_namespaces(7)).
+const INHERITED_CAPABILITIES: [CapabilitySet; 3] =
+    [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP, CapabilitySet::SETFCAP];
 
 /// Makes the next exec keep the [`INHERITED_CAPABILITIES`].
 pub(super) fn keep_across_exec() -> io::Result<()> {
@@ -45,6 +49,18 @@ pub(super) fn keep_across_exec() -> io::Result<()> {
         configure_capability_in_ambient_set(capability, true)?;
     }
     Ok(())
+}
+
+/// Drops the privileges of the command's process. A normal user gets capabilities by creating a user namespace, as
+/// sandboxes do, but root without capabilities could not. So root is moved to a user namespace of its own instead, where
+/// its capabilities are those that a normal user can get.
+pub(super) fn drop_for_command() -> Result<(), IsolationError> {
+    if rustix::process::geteuid().is_root() {
+        namespace::enter_inner_users()?;
+        set_no_new_privs(true).map_err(failed("dropping privileges"))
+    } else {
+        drop_all().map_err(failed("dropping privileges"))
+    }
 }
 
 /// Drops all privileges, and those that an exec could restore: by root's user id, file capabilities or setuid bits.

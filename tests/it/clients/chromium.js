@@ -1,11 +1,13 @@
 // Drives Chromium over a pipe: opens a page, and prints its text, the protocol it came by, and the answer to a POST.
 // The proxy's user and password cannot stand in --proxy-server; they are given when Chromium asks (Fetch.authRequired).
+// With a third argument, Chromium uses its own sandbox, and the number of networks in which pages run is printed, too.
 const { spawn } = require('child_process');
+const fs = require('fs');
 
-const [page, post] = process.argv.slice(2);
+const [page, post, sandboxed] = process.argv.slice(2);
 const proxy = new URL(process.env.HTTPS_PROXY);
 const browser = spawn('chromium', [
-  '--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--disable-dev-shm-usage', '--no-first-run',
+  '--headless', ...(sandboxed ? [] : ['--no-sandbox']), '--disable-gpu', '--disable-quic', '--disable-dev-shm-usage', '--no-first-run',
   '--disable-background-networking', '--disable-component-update', '--disable-sync', '--disable-default-apps',
   `--user-data-dir=${process.cwd()}/profile`, `--proxy-server=${proxy.host}`, '--remote-debugging-pipe', 'about:blank',
 ], { stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'], detached: true });
@@ -71,7 +73,15 @@ async function drive() {
   ].join(' '))()`;
   const { result, exceptionDetails } = await tell('Runtime.evaluate', { expression, awaitPromise: true });
   if (exceptionDetails) throw new Error(JSON.stringify(exceptionDetails));
-  console.log(result.value);
+  console.log(sandboxed ? `${result.value} ${otherNetworks()}` : result.value);
+}
+
+// The number of network namespaces, apart from that of this process, in which there are renderers.
+function otherNetworks() {
+  const network = pid => fs.readlinkSync(`/proc/${pid}/ns/net`);
+  const isRenderer = pid => fs.readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes('--type=renderer');
+  const renderers = fs.readdirSync('/proc').filter(name => /^\d+$/.test(name)).filter(isRenderer);
+  return new Set(renderers.map(network).filter(it => it !== network('self'))).size;
 }
 
 drive().then(() => end(), error => end(error.message));

@@ -11,6 +11,7 @@ mod grpc;
 mod languages;
 mod model_apis;
 mod packages;
+mod sandboxes;
 mod table;
 
 use std::ffi::OsString;

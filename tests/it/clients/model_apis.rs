@@ -21,8 +21,8 @@ use super::env::in_a_sandbox;
 use super::*;
 
 /// A model API: its host, and the variables in which its SDKs look for the key and for the URL.
-struct Vendor {
-    host: &'static str,
+pub(super) struct Vendor {
+    pub(super) host: &'static str,
     key: &'static str,
     url: &'static str,
     /// The path in the value of `url`.
@@ -31,7 +31,8 @@ struct Vendor {
 
 const ANTHROPIC: Vendor =
     Vendor { host: "api.anthropic.com", key: "ANTHROPIC_API_KEY", url: "ANTHROPIC_BASE_URL", path: "" };
-const OPENAI: Vendor = Vendor { host: "api.openai.com", key: "OPENAI_API_KEY", url: "OPENAI_BASE_URL", path: "/v1" };
+pub(super) const OPENAI: Vendor =
+    Vendor { host: "api.openai.com", key: "OPENAI_API_KEY", url: "OPENAI_BASE_URL", path: "/v1" };
 const GOOGLE: Vendor = Vendor {
     host: "generativelanguage.googleapis.com",
     key: "GEMINI_API_KEY",
@@ -41,8 +42,12 @@ const GOOGLE: Vendor = Vendor {
 
 /// A scripted API. It answers `hello` to its key, as a whole or as a stream, and 401 otherwise.
 #[derive(Clone)]
-struct Api {
+pub(super) struct Api {
     key: Arc<str>,
+    /// A shell command that Codex is asked to run before the answer.
+    shell: Option<Arc<str>>,
+    /// The results of the shell command.
+    pub(super) ran: Arc<Mutex<Vec<String>>>,
     /// The places in which the key has arrived.
     places: Arc<Mutex<BTreeSet<String>>>,
     refused: Arc<Mutex<Vec<String>>>,
@@ -50,12 +55,18 @@ struct Api {
 
 impl Api {
     /// Starts the API of a vendor. Returns it with its port.
-    async fn start(builder: &LabBuilder, host: &str, key: &str) -> (Self, u16) {
+    pub(super) async fn start(builder: &LabBuilder, host: &str, key: &str, shell: Option<&str>) -> (Self, u16) {
         builder.dns.set(host, &["127.0.0.1"]);
         let tls = TlsAcceptor::from(builder.server_config(host));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let this = Self { key: key.into(), places: Arc::default(), refused: Arc::default() };
+        let this = Self {
+            key: key.into(),
+            shell: shell.map(Into::into),
+            ran: Arc::default(),
+            places: Arc::default(),
+            refused: Arc::default(),
+        };
         let api = this.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -109,9 +120,28 @@ impl Api {
         let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
         let streams = asked["stream"] == true || path.ends_with(":streamGenerateContent");
         match streams {
-            true => reply(StatusCode::OK, "text/event-stream", stream_of(&path)),
+            true => reply(StatusCode::OK, "text/event-stream", stream_of(&path, self.command(&asked))),
             false => reply(StatusCode::OK, "application/json", whole(&path).to_string()),
         }
+    }
+
+    /// Returns the call of the shell command if it has not been run yet, and else notes its result.
+    fn command(&self, asked: &Value) -> Option<Value> {
+        let shell = self.shell.as_deref()?;
+        let items = asked["input"].as_array().into_iter().flatten();
+        let results: Vec<_> = items
+            .filter(|item| item["type"] == "function_call_output")
+            .map(|item| item["output"].to_string())
+            .collect();
+        if results.is_empty() {
+            let arguments = json!({ "cmd": shell }).to_string();
+            return Some(json!({
+                "type": "function_call", "id": "f", "call_id": "c", "name": "exec_command", "arguments": arguments,
+                "status": "completed",
+            }));
+        }
+        self.ran.lock().unwrap().extend(results);
+        None
     }
 }
 
@@ -159,7 +189,7 @@ fn response_of(item: &Value) -> Value {
     json!({ "id": "r", "object": "response", "status": "completed", "output": [item], "usage": usage })
 }
 
-fn stream_of(path: &str) -> String {
+fn stream_of(path: &str, call: Option<Value>) -> String {
     let events = |events: &[Value]| events.iter().map(|event| format!("data: {event}\n\n")).collect::<String>();
     if path.ends_with("/messages") {
         let mut begun = whole(path);
@@ -178,7 +208,7 @@ fn stream_of(path: &str) -> String {
             .collect();
     }
     if path.ends_with("/responses") {
-        let item = message_of("hello");
+        let item = call.unwrap_or_else(|| message_of("hello"));
         let all = [
             json!({ "type": "response.created", "response": { "id": "r" } }),
             json!({ "type": "response.output_item.done", "output_index": 0, "item": item }),
@@ -213,7 +243,7 @@ async fn run_client(client: &str, vendor: &Vendor, command: &[&str]) {
     let mut places = BTreeSet::new();
     for way in ["run", "env", "isolate"] {
         let place = place().await;
-        let (api, port) = Api::start(&place.builder, vendor.host, &key).await;
+        let (api, port) = Api::start(&place.builder, vendor.host, &key, None).await;
         let at = format!("{}:{port}", vendor.host);
         let url = format!("{}=https://{at}{}", vendor.url, vendor.path);
         let output = if way == "env" {
