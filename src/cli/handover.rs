@@ -46,6 +46,11 @@ type Variable = (OsString, Zeroizing<Vec<u8>>);
 pub(super) struct Environment(Vec<Variable>);
 
 impl Environment {
+    /// Returns true in the process that [`take_from_process`](Self::take_from_process) has started.
+    pub(super) fn is_handed_over() -> bool {
+        std::env::var_os(ENVIRONMENT_FD).is_some()
+    }
+
     /// Returns the caller's variables. The first call re-executes the process with only the variables that it needs
     /// itself, and returns in the new process. A variable that `secrets` names, or that contains the value of such a
     /// variable, is always removed from the environment.

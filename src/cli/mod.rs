@@ -201,8 +201,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    // `inside` first writes to its files in /proc. If a process is not dumpable, root owns these files.
-    if !matches!(cli.command, Command::Inside(_)) {
+    // These two first write to their files in /proc. If a process is not dumpable, root owns these files.
+    if !matches!(cli.command, Command::Inside(_) | Command::Run(_)) {
         terminal::undumpable();
     }
     let config = cli.config.as_deref();

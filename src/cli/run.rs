@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use toml::Table;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
+use super::isolate::RunDirectory;
 use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey, variable_of};
 use super::summary::{Flags, summary};
 use super::terminal::{self, clean, say};
@@ -103,7 +103,15 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
         Exit::Failed
     };
     let named: Vec<&str> = args.credential.iter().map(|flag| variable_of(flag)).collect();
+    // Nothing else is done before this process is undumpable, because its memory file has the keys already.
+    let hidden = (args.isolate && Environment::is_handed_over()).then(isolate::hidden_directory).transpose()?;
+    terminal::undumpable();
     let environment = Environment::take_from_process(&named).map_err(io_failed)?;
+    let state = match hidden {
+        Some(directory) => directory,
+        None if args.isolate => return Err(Exit::Failed),
+        None => RunDirectory::new().map_err(io_failed)?,
+    };
     let command = args.command.iter().map(|argument| environment.unmarked(argument, &named));
     args.command = command.collect();
     let args = &*args;
@@ -111,8 +119,6 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
         paths::report_problems(config, &problems);
         Exit::Usage
     })?;
-    let private = fs::Permissions::from_mode(0o700);
-    let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(io_failed)?;
     let token = files::hex(files::random::<24>().map_err(io_failed)?.as_slice());
     let prepared = configure(config, args, state.path(), &token, &environment).map_err(|problems| {
         paths::report_problems(config, &problems);

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount};
@@ -28,8 +28,6 @@ pub(super) struct HiddenPaths {
     sockets: BTreeSet<PathBuf>,
     variables: Vec<OsString>,
     state: PathBuf,
-    /// The run's directory, opened before its path is covered.
-    state_fd: File,
     kept_files: Vec<(&'static str, Vec<u8>)>,
     working_dir: PathBuf,
 }
@@ -53,7 +51,6 @@ impl HiddenPaths {
                 .collect(),
             variables,
             state: state.to_owned(),
-            state_fd: open_dir(state).map_err(failed(name()))?,
             kept_files: KEPT_FILES.into_iter().map(read).collect::<io::Result<_>>().map_err(failed(name()))?,
             working_dir: std::env::current_dir().map_err(failed("the working directory"))?,
         })
@@ -103,16 +100,6 @@ impl HiddenPaths {
     pub(super) fn variables(&self) -> &[OsString] {
         &self.variables
     }
-
-    /// Changes to the run's directory below the cover, which contains the proxy's socket.
-    pub(super) fn enter_state(&self) -> io::Result<()> {
-        Ok(rustix::process::fchdir(&self.state_fd)?)
-    }
-}
-
-fn open_dir(directory: &Path) -> io::Result<File> {
-    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
-    File::options().read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default()).open(directory)
 }
 
 /// Returns the canonical path if the file is of the given type and accessible. The command cannot access more than this

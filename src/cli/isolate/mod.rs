@@ -4,13 +4,14 @@
 //!
 //! | process | where | task |
 //! |---|---|---|
-//! | `exeat run` | outside | runs the proxy, on a Unix socket in its private directory |
+//! | `exeat run` | outside, but in its own mount namespace | runs the proxy, on a Unix socket in a directory that only it sees |
 //! | `exeat inside` | own user, network, mount and IPC namespace | covers sockets, relays the loopback to the proxy |
 //! | `exeat inside --first` | also process 1 of a PID namespace; as root, in a second user namespace | drops its privileges, filters system calls, reaps |
 //! | the command | the same | runs |
 //!
 //! Any failure stops the run before the command starts: isolation is complete or the command does not run.
 
+mod directory;
 mod first;
 mod hide;
 mod namespace;
@@ -25,6 +26,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tokio::process::Command;
+
+pub(super) use directory::RunDirectory;
 
 use super::Exit;
 use super::child::{Signals, exit_code};
@@ -78,12 +81,19 @@ fn failed<E: Display>(doing: impl Display) -> impl FnOnce(E) -> IsolationError {
     move |error| IsolationError(format!("{doing}: {error}"))
 }
 
+/// Creates the directory of an isolated run. Must be called before other threads exist.
+pub(super) fn hidden_directory() -> Result<RunDirectory, Exit> {
+    RunDirectory::hidden().map_err(report)
+}
+
 pub(super) fn run(args: &InsideArgs) -> ExitCode {
     let done = if args.first { first::run(args) } else { isolate(args) };
-    done.unwrap_or_else(|IsolationError(why)| {
-        say(format_args!("exeat: the command cannot be isolated and has not been run: {why}"));
-        Exit::Failed.into()
-    })
+    done.unwrap_or_else(|error| report(error).into())
+}
+
+fn report(IsolationError(why): IsolationError) -> Exit {
+    say(format_args!("exeat: the command cannot be isolated and has not been run: {why}"));
+    Exit::Failed
 }
 
 /// Creates the namespaces, starts their first process, and relays connections to the proxy until it ends.
@@ -91,6 +101,7 @@ fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
     privilege::close_inherited().map_err(failed("closing inherited descriptors"))?;
     let parent = rustix::process::getppid();
     let hidden = hide::HiddenPaths::collect(&args.state)?;
+    let proxy = relay::Proxy::open(&args.state.join(SOCKET)).map_err(failed("the proxy's socket"))?;
     namespace::enter()?;
     privilege::die_with(parent).map_err(failed("setting the parent death signal"))?;
     terminal::undumpable();
@@ -106,11 +117,10 @@ fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         let mut signals = Signals::new().map_err(failed("installing signal handlers"))?;
         let child = first_process(args, &hidden).spawn().map_err(failed("starting the first process"))?;
         privilege::drop_all().map_err(failed("dropping privileges"))?;
-        hidden.enter_state().map_err(failed("the proxy's directory"))?;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed(PROXY))?;
         tokio::select! {
             status = signals.wait(child) => status.map(exit_code).map_err(failed("waiting for the command")),
-            never = relay::run(listener, Path::new(SOCKET)) => match never {},
+            ended = relay::run(listener, proxy) => match ended.map_err(failed("the proxy's socket"))? {},
         }
     })
 }

@@ -1,10 +1,13 @@
 //! Relays connections from the loopback inside to the proxy's Unix socket outside.
 
 use std::convert::Infallible;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{FileType, Mode, OFlags};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::Semaphore;
@@ -13,14 +16,40 @@ use tokio::sync::Semaphore;
 /// wait in the listener's backlog.
 const MAX_CONNECTIONS: usize = 400;
 
-pub(super) async fn run(listener: TcpListener, socket: &'static Path) -> Infallible {
+/// The proxy's socket, opened before the command starts. Connections are made to the open file and not to its path, where
+/// another file could be.
+pub(super) struct Proxy {
+    socket: OwnedFd,
+    /// The directory of this process's open files, in the file system that shows them.
+    open_files: OwnedFd,
+}
+
+impl Proxy {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = rustix::fs::open(path, flags, Mode::empty())?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode);
+        if kind != FileType::Socket {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket"));
+        }
+        let open_files =
+            rustix::fs::open("/proc/self/fd", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { socket, open_files })
+    }
+}
+
+pub(super) async fn run(listener: TcpListener, proxy: Proxy) -> io::Result<Infallible> {
+    // The file system that is now mounted on `/proc` does not have this process.
+    rustix::process::fchdir(&proxy.open_files)?;
+    let socket: Arc<Path> = Path::new(&proxy.socket.as_raw_fd().to_string()).into();
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let slot = slots.clone().acquire_owned().await;
         match listener.accept().await {
             Ok((client, _)) => {
+                let socket = socket.clone();
                 tokio::spawn(async move {
-                    relay(client, socket).await;
+                    relay(client, &socket).await;
                     drop(slot);
                 });
             }

@@ -8,7 +8,34 @@ use super::super::seccomp::{self, Rules, X32, add};
 /// Denies the system calls to this process and its future children.
 pub(super) fn deny(unix_sockets: bool) -> Result<(), Error> {
     seccomp::deny(libc::EAFNOSUPPORT, socket_family_rules(unix_sockets)?)?;
+    if unix_sockets {
+        seccomp::deny(libc::EPERM, mount_rules())?;
+    }
     seccomp::deny(libc::EPERM, other_rules()?)
+}
+
+/// Returns rules against mounts. In a namespace of its own, the command could mount a directory a second time and rename
+/// a hidden socket, or one of its parents, into it. The second mount would show it.
+fn mount_rules() -> Rules {
+    /// The same on all architectures. The library does not have it yet.
+    const SYS_OPEN_TREE_ATTR: libc::c_long = 467;
+    let mut rules = Rules::new();
+    for call in [
+        libc::SYS_mount,
+        libc::SYS_umount2,
+        libc::SYS_pivot_root,
+        libc::SYS_open_tree,
+        SYS_OPEN_TREE_ATTR,
+        libc::SYS_move_mount,
+        libc::SYS_fsopen,
+        libc::SYS_fsconfig,
+        libc::SYS_fsmount,
+        libc::SYS_fspick,
+        libc::SYS_mount_setattr,
+    ] {
+        add(&mut rules, call, Vec::new());
+    }
+    rules
 }
 
 /// Returns rules against sockets of families that a network namespace does not confine: `AF_VSOCK`, for example,

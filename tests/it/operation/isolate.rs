@@ -306,6 +306,64 @@ async fn the_command_cannot_leave_its_namespaces() {
     }
 }
 
+/// A cover protects a path, and the command can rename the parents of many paths. So the files of the run are not below a
+/// cover, and mounts are refused where Unix sockets are hidden.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and python3"]
+async fn a_second_mount_shows_nothing_that_is_hidden() {
+    for (user, flags) in users().into_iter().flat_map(|user| [(user, &["-q"][..]), (user, &["-q", "--unix-sockets"])]) {
+        let place = Place::new().await;
+        let holder = place.path("holder");
+        for path in [&holder, &holder.join("runtime")] {
+            fs::create_dir(path).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let listener = UnixListener::bind(holder.join("runtime/sock")).unwrap();
+        fs::set_permissions(holder.join("runtime/sock"), fs::Permissions::from_mode(0o777)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        fs::write(place.path("uncover.py"), include_str!("uncover.py")).unwrap();
+        fs::set_permissions(place.path("uncover.py"), fs::Permissions::from_mode(0o644)).unwrap();
+        let script =
+            "python3 uncover.py \"$PWD\" \"$(ls holder | grep exeat-run-)\"; python3 uncover.py \"$PWD\" runtime";
+        let mut command = place.shell(user, flags, script);
+        command.env("TMPDIR", &holder).env("XDG_RUNTIME_DIR", holder.join("runtime"));
+        if let Some(id) = user {
+            std::os::unix::fs::chown(holder.join("runtime"), Some(id), Some(id)).unwrap();
+        }
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        let no_socket = "Address family not supported by protocol\n";
+        let want = match flags.len() {
+            1 => format!(
+                "by its parent []\nby itself []\nby its parent ['sock']\n{no_socket}by itself ['sock']\n{no_socket}"
+            ),
+            _ => "failed: [Errno 1] Operation not permitted\n".repeat(2),
+        };
+        assert_eq!(out, want, "{user:?} {flags:?} {words}");
+        assert!(listener.accept().is_err(), "no connection arrived");
+        assert_eq!(fs::read_dir(&holder).unwrap().count(), 1, "the run's directory is deleted");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn the_files_of_another_run_are_not_visible() {
+    for user in users() {
+        let place = Place::new().await;
+        let script = "ls -A exeat-run-*; echo ready; read line";
+        let mut first = place.shell(user, &["-q"], script);
+        let mut first = Ended(first.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(first.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let own: Vec<_> = lines.by_ref().take_while(|line| line != "ready").collect();
+        assert_eq!(own, ["ca-bundle.pem", "ca.pem"]);
+        let second = output(place.shell(user, &["-q"], "ls -A exeat-run-* | grep -v : | sort; echo exeat-run-*")).await;
+        let out = text(&second.stdout);
+        let (files, directories) = out.trim_end().rsplit_once('\n').unwrap();
+        assert_eq!(files.trim(), "ca-bundle.pem\nca.pem", "{out}");
+        assert_eq!(directories.split(' ').count(), 2, "{out}");
+    }
+}
+
 struct Ended(Child);
 
 impl Drop for Ended {
