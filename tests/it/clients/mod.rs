@@ -4,9 +4,11 @@
 //! runs them. `docs/clients.md` lists what each needs and what it shows, and [`table`] compares that page with the test
 //! results.
 
+mod agents;
 mod browser;
 mod command_line;
 mod env;
+mod first_token;
 mod grpc;
 mod languages;
 mod model_apis;

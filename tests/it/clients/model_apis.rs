@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -23,29 +25,40 @@ use super::*;
 /// A model API: its host, and the variables in which its SDKs look for the key and for the URL.
 pub(super) struct Vendor {
     pub(super) host: &'static str,
-    key: &'static str,
-    url: &'static str,
+    pub(super) key: &'static str,
+    pub(super) url: &'static str,
     /// The path in the value of `url`.
-    path: &'static str,
+    pub(super) path: &'static str,
 }
 
-const ANTHROPIC: Vendor =
+pub(super) const ANTHROPIC: Vendor =
     Vendor { host: "api.anthropic.com", key: "ANTHROPIC_API_KEY", url: "ANTHROPIC_BASE_URL", path: "" };
 pub(super) const OPENAI: Vendor =
     Vendor { host: "api.openai.com", key: "OPENAI_API_KEY", url: "OPENAI_BASE_URL", path: "/v1" };
-const GOOGLE: Vendor = Vendor {
+pub(super) const GOOGLE: Vendor = Vendor {
     host: "generativelanguage.googleapis.com",
     key: "GEMINI_API_KEY",
     url: "GOOGLE_GEMINI_BASE_URL",
     path: "",
 };
 
+/// The parts of a scripted API's answers that differ from test to test.
+#[derive(Clone, Default)]
+pub(super) struct Script {
+    /// A shell command that Codex is asked to run before the answer.
+    pub(super) shell: Option<&'static str>,
+    /// The time between the first token of a stream and the rest, if the request contains [`SLOW`].
+    pub(super) pause: Duration,
+}
+
+/// The prompt whose stream pauses after its first token.
+pub(super) const SLOW: &str = "slowly";
+
 /// A scripted API. It answers `hello` to its key, as a whole or as a stream, and 401 otherwise.
 #[derive(Clone)]
 pub(super) struct Api {
     key: Arc<str>,
-    /// A shell command that Codex is asked to run before the answer.
-    shell: Option<Arc<str>>,
+    script: Script,
     /// The results of the shell command.
     pub(super) ran: Arc<Mutex<Vec<String>>>,
     /// The places in which the key has arrived.
@@ -55,18 +68,13 @@ pub(super) struct Api {
 
 impl Api {
     /// Starts the API of a vendor. Returns it with its port.
-    pub(super) async fn start(builder: &LabBuilder, host: &str, key: &str, shell: Option<&str>) -> (Self, u16) {
+    pub(super) async fn start(builder: &LabBuilder, host: &str, key: &str, script: Script) -> (Self, u16) {
         builder.dns.set(host, &["127.0.0.1"]);
         let tls = TlsAcceptor::from(builder.server_config(host));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let this = Self {
-            key: key.into(),
-            shell: shell.map(Into::into),
-            ran: Arc::default(),
-            places: Arc::default(),
-            refused: Arc::default(),
-        };
+        let this =
+            Self { key: key.into(), script, ran: Arc::default(), places: Arc::default(), refused: Arc::default() };
         let api = this.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -104,7 +112,7 @@ impl Api {
         field.or(parameter)
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>) -> Response<ReplyBody> {
         let Some(place) = self.place_of_key(&request) else {
             self.refused.lock().unwrap().push(format!("{} {:?}", request.uri(), request.headers()));
             let body = json!({ "error": { "message": "invalid key", "type": "authentication_error", "code": 401 } });
@@ -118,16 +126,34 @@ impl Api {
         let path = request.uri().path().to_owned();
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let streams = asked["stream"] == true || path.ends_with(":streamGenerateContent");
-        match streams {
-            true => reply(StatusCode::OK, "text/event-stream", stream_of(&path, self.command(&asked))),
-            false => reply(StatusCode::OK, "application/json", whole(&path).to_string()),
+        if path.ends_with("/mcp") {
+            return mcp(&asked);
         }
+        if asked["stream"] != true && !path.ends_with(":streamGenerateContent") {
+            return reply(StatusCode::OK, "application/json", whole(&path).to_string());
+        }
+        let events = stream_of(&path, self.command(&asked));
+        if !String::from_utf8_lossy(&body).contains(SLOW) {
+            return reply(StatusCode::OK, "text/event-stream", events.concat());
+        }
+        let first = events.iter().position(|event| event.contains("hello")).map_or(0, |at| at + 1);
+        let parts = [events[..first].concat(), events[first..].concat()];
+        let pause = self.script.pause;
+        let frames = futures_util::stream::unfold(0, move |n| {
+            let part = parts.get(n).cloned();
+            async move {
+                if n == 1 {
+                    tokio::time::sleep(pause).await;
+                }
+                part.map(|part| (Ok(Frame::data(Bytes::from(part))), n + 1))
+            }
+        });
+        streaming(StatusCode::OK, "text/event-stream", StreamBody::new(frames).boxed_unsync())
     }
 
     /// Returns the call of the shell command if it has not been run yet, and else notes its result.
     fn command(&self, asked: &Value) -> Option<Value> {
-        let shell = self.shell.as_deref()?;
+        let shell = self.script.shell?;
         let items = asked["input"].as_array().into_iter().flatten();
         let results: Vec<_> = items
             .filter(|item| item["type"] == "function_call_output")
@@ -145,8 +171,41 @@ impl Api {
     }
 }
 
-fn reply(status: StatusCode, kind: &str, body: String) -> Response<Full<Bytes>> {
-    Response::builder().status(status).header("content-type", kind).body(Full::new(body.into())).unwrap()
+type ReplyBody = UnsyncBoxBody<Bytes, Infallible>;
+
+fn reply(status: StatusCode, kind: &str, body: String) -> Response<ReplyBody> {
+    streaming(status, kind, Full::new(body.into()).boxed_unsync())
+}
+
+fn streaming(status: StatusCode, kind: &str, body: ReplyBody) -> Response<ReplyBody> {
+    Response::builder().status(status).header("content-type", kind).body(body).unwrap()
+}
+
+/// A server of the Model Context Protocol with a tool that answers as a whole and one that answers with a stream.
+fn mcp(asked: &Value) -> Response<ReplyBody> {
+    let tool = |name: &str| json!({ "name": name, "inputSchema": { "type": "object" } });
+    let result = match asked["method"].as_str() {
+        Some("initialize") => json!({
+            "protocolVersion": "2025-06-18", "capabilities": { "tools": {} },
+            "serverInfo": { "name": "scripted", "version": "1" },
+        }),
+        Some("tools/list") => json!({ "tools": [tool("whole"), tool("stream")] }),
+        Some("tools/call") => json!({ "content": [{ "type": "text", "text": "hello" }] }),
+        Some(method) if method.starts_with("notifications/") => {
+            return reply(StatusCode::ACCEPTED, "text/plain", String::new());
+        }
+        Some(_) => {
+            let error = json!({ "code": -32601, "message": "no such method" });
+            let answer = json!({ "jsonrpc": "2.0", "id": asked["id"], "error": error });
+            return reply(StatusCode::OK, "application/json", answer.to_string());
+        }
+        None => return reply(StatusCode::METHOD_NOT_ALLOWED, "text/plain", String::new()),
+    };
+    let answer = json!({ "jsonrpc": "2.0", "id": asked["id"], "result": result });
+    match asked["params"]["name"] == "stream" {
+        true => reply(StatusCode::OK, "text/event-stream", format!("event: message\ndata: {answer}\n\n")),
+        false => reply(StatusCode::OK, "application/json", answer.to_string()),
+    }
 }
 
 fn whole(path: &str) -> Value {
@@ -189,35 +248,33 @@ fn response_of(item: &Value) -> Value {
     json!({ "id": "r", "object": "response", "status": "completed", "output": [item], "usage": usage })
 }
 
-fn stream_of(path: &str, call: Option<Value>) -> String {
-    let events = |events: &[Value]| events.iter().map(|event| format!("data: {event}\n\n")).collect::<String>();
+/// Returns the events of a stream.
+fn stream_of(path: &str, call: Option<Value>) -> Vec<String> {
+    let named = |events: &[Value]| -> Vec<String> {
+        let line = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+        events.iter().map(line).collect()
+    };
+    let unnamed =
+        |events: &[Value]| -> Vec<String> { events.iter().map(|event| format!("data: {event}\n\n")).collect() };
     if path.ends_with("/messages") {
         let mut begun = whole(path);
         (begun["content"], begun["stop_reason"]) = (json!([]), Value::Null);
-        let all = [
+        return named(&[
             json!({ "type": "message_start", "message": begun }),
             json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
             json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": "hello" } }),
             json!({ "type": "content_block_stop", "index": 0 }),
             json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn" }, "usage": { "output_tokens": 1 } }),
             json!({ "type": "message_stop" }),
-        ];
-        return all
-            .iter()
-            .map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap()))
-            .collect();
+        ]);
     }
     if path.ends_with("/responses") {
         let item = call.unwrap_or_else(|| message_of("hello"));
-        let all = [
+        return named(&[
             json!({ "type": "response.created", "response": { "id": "r" } }),
             json!({ "type": "response.output_item.done", "output_index": 0, "item": item }),
             json!({ "type": "response.completed", "response": response_of(&item) }),
-        ];
-        return all
-            .iter()
-            .map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap()))
-            .collect();
+        ]);
     }
     if path.ends_with("/chat/completions") {
         let chunk = |delta: Value, reason: Value| {
@@ -226,24 +283,23 @@ fn stream_of(path: &str, call: Option<Value>) -> String {
                 "choices": [{ "index": 0, "delta": delta, "finish_reason": reason }],
             })
         };
-        let all =
-            [chunk(json!({ "role": "assistant", "content": "hello" }), Value::Null), chunk(json!({}), "stop".into())];
-        return format!("{}data: [DONE]\n\n", events(&all));
+        let mut events = unnamed(&[
+            chunk(json!({ "role": "assistant", "content": "hello" }), Value::Null),
+            chunk(json!({}), "stop".into()),
+        ]);
+        events.push("data: [DONE]\n\n".to_owned());
+        return events;
     }
-    events(&[whole(path)])
+    unnamed(&[whole(path)])
 }
 
 /// Runs a client in each way, with the credential of the vendor as `NAME@HOST` alone. It has to print two times `hello`.
-async fn run_client(client: &str, vendor: &Vendor, command: &[&str]) {
-    let key: String = {
-        // As random as a real one, and different in each test.
-        let bytes: [u8; 30] = std::array::from_fn(|_| rand_byte());
-        format!("sk-{}", URL_SAFE_NO_PAD.encode(bytes))
-    };
+pub(super) async fn run_client(client: &str, vendor: &Vendor, command: &[&str]) {
+    let key = random_key();
     let mut places = BTreeSet::new();
     for way in ["run", "env", "isolate"] {
         let place = place().await;
-        let (api, port) = Api::start(&place.builder, vendor.host, &key, None).await;
+        let (api, port) = Api::start(&place.builder, vendor.host, &key, Script::default()).await;
         let at = format!("{}:{port}", vendor.host);
         let url = format!("{}=https://{at}{}", vendor.url, vendor.path);
         let output = if way == "env" {
@@ -259,25 +315,44 @@ async fn run_client(client: &str, vendor: &Vendor, command: &[&str]) {
             let quoted: Vec<_> = command.iter().map(|part| format!("'{}'", part.replace('\'', "'\\''"))).collect();
             in_a_sandbox(&place, &format!("export {url} && {}", quoted.join(" "))).await.0
         } else {
-            let credential = format!("{}@{at}", vendor.key);
-            let config = place.config.to_str().unwrap();
-            let mut args = vec!["run", "-c", config, "--task", "t", "--credential", &credential];
-            args.extend((way == "isolate").then_some("--isolate"));
-            args.extend(["--", "env", &url]);
-            args.extend(command);
-            let mut run = exeat(place.dir(), &args);
-            with_clients(&mut run);
-            run.env(vendor.key, &key);
-            super::output(run).await
+            let flags: &[_] = if way == "isolate" { &["--isolate"] } else { &[] };
+            behind_run(&place, vendor, port, &key, flags, command).await
         };
         let (out, said) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(out, "hello hello\n", "{client} {way}\n{said}\n{:?}", api.refused.lock().unwrap());
         assert_eq!(*api.refused.lock().unwrap(), Vec::<String>::new(), "{client} {way}");
         assert!(!said.contains(&key), "{client} {way}: {said}");
+        // Shown with --nocapture: it names what was refused.
+        println!("{client} {way}\n{said}");
         places.append(&mut api.places.lock().unwrap());
     }
     let places = places.into_iter().map(|place| format!("`{place}`")).collect::<Vec<_>>().join(", ");
     table::model_row(client, &format!("`--credential {}@{}`", vendor.key, vendor.host), &places);
+}
+
+/// Runs a client with `exeat run` and the credential of the vendor as `NAME@HOST`.
+pub(super) async fn behind_run(
+    place: &Place,
+    vendor: &Vendor,
+    port: u16,
+    key: &str,
+    flags: &[&str],
+    command: &[&str],
+) -> Output {
+    let at = format!("{}:{port}", vendor.host);
+    let (url, credential) = (format!("{}=https://{at}{}", vendor.url, vendor.path), format!("{}@{at}", vendor.key));
+    let config = place.config.to_str().unwrap();
+    let begin = ["run", "-c", config, "--task", "t", "--credential", &credential];
+    let mut run = exeat(place.dir(), &[&begin, flags, &["--", "env", &url], command].concat());
+    with_clients(&mut run);
+    run.env(vendor.key, key);
+    super::output(run).await
+}
+
+/// Returns a key that is as random as a real one, and different in each test.
+pub(super) fn random_key() -> String {
+    let bytes: [u8; 30] = std::array::from_fn(|_| rand_byte());
+    format!("sk-{}", URL_SAFE_NO_PAD.encode(bytes))
 }
 
 fn rand_byte() -> u8 {
@@ -365,33 +440,4 @@ async fn google_genai_for_node() {
                   for await (const p of await c.models.generateContentStream(m)) text += p.text;\n\
                   console.log(whole, text);\n})();";
     run_client("Google Gen AI SDK for Node", &GOOGLE, &["node", "-e", script]).await;
-}
-
-/// Runs a program twice, as its users do.
-fn twice(command: &str) -> String {
-    format!("printf '%s %s\\n' \"$({command})\" \"$({command})\"")
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs claude"]
-async fn claude_code() {
-    run_client("Claude Code, `claude -p`", &ANTHROPIC, &["sh", "-c", &twice("claude -p x")]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs codex"]
-async fn codex() {
-    let command = "codex exec --skip-git-repo-check -c openai_base_url=\"$OPENAI_BASE_URL\" x";
-    // `codex exec` takes the key from a variable of its own.
-    let vendor = Vendor { key: "CODEX_API_KEY", ..OPENAI };
-    run_client("Codex CLI, `codex exec`", &vendor, &["sh", "-c", &twice(command)]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs gemini"]
-async fn gemini_cli() {
-    // With a base URL of its own, the program asks how to authenticate.
-    let settings = "mkdir -p ~/.gemini; printf '{\"security\":{\"auth\":{\"selectedType\":\"gemini-api-key\"}}}' > ~/.gemini/settings.json";
-    let script = format!("{settings}; {}", twice("gemini --skip-trust -m gemini-2.5-flash -p x"));
-    run_client("Gemini CLI, `gemini -p`", &GOOGLE, &["sh", "-c", &script]).await;
 }

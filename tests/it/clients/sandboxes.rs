@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::model_apis::{Api, OPENAI};
+use super::model_apis::{Api, OPENAI, Script};
 use super::*;
 use crate::operation::isolate::{NOBODY, Place, users};
 
@@ -50,7 +50,8 @@ async fn codex_with_a_shell_command() {
         }
         let shell =
             "echo sum $((40 + 2)); echo x > within; echo x > ../beyond; </dev/tcp/127.0.0.1/3128 && echo reached";
-        let (api, port) = Api::start(&place.builder, OPENAI.host, KEY, Some(shell)).await;
+        let script = Script { shell: Some(shell), ..Script::default() };
+        let (api, port) = Api::start(&place.builder, OPENAI.host, KEY, script).await;
         let dir = place.dir().display();
         let script = format!(
             "export HOME={dir}/home TMPDIR={dir}/tmp; cd home/work && {dir}/codex/bin/codex exec --skip-git-repo-check \
