@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,7 +110,7 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let state = match hidden {
         Some(directory) => directory,
         None if args.isolate => return Err(Exit::Failed),
-        None => RunDirectory::new().map_err(io_failed)?,
+        None => RunDirectory::visible().map_err(io_failed)?,
     };
     let command = args.command.iter().map(|argument| environment.unmarked(argument, &named));
     args.command = command.collect();
@@ -126,13 +126,13 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     })?;
     let runtime = super::runtime().map_err(io_failed)?;
     let log = prepared.config.settings.audit.path.clone();
-    let status = runtime.block_on(run_command(prepared, args, state.path(), &token, environment))?;
+    let status = runtime.block_on(run_command(prepared, args, &state, &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {
         let keys: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
         let flags = Flags {
             learned: args.learn,
             isolated: args.isolate,
-            failed_without_sockets: args.isolate && !args.unix_sockets && status.code().is_some_and(|code| code != 0),
+            failed_without_sockets: args.isolate && !args.unix_sockets && status.code().is_some_and(is_failure),
             keys: &keys,
             denied: &denied,
         };
@@ -143,10 +143,15 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     Ok(exit_code(status))
 }
 
+/// Returns true for the exit status of a command that failed by itself. From 129 on, a signal ended it.
+fn is_failure(code: i32) -> bool {
+    (1..=128).contains(&code)
+}
+
 async fn run_command(
     prepared: Prepared,
     args: &RunArgs,
-    state: &Path,
+    directory: &RunDirectory,
     token: &str,
     environment: Environment,
 ) -> Result<ExitStatus, Exit> {
@@ -167,11 +172,16 @@ async fn run_command(
     let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
     let ours = || daemon.proxy_addresses().first().map(ToString::to_string);
     let address = own_loopback.or_else(ours).ok_or_else(|| failed(&"the proxy has no address"))?;
-    let bundle = env::write_bundle(state, daemon.ca_pem()).map_err(|error| failed(&error))?;
+    let bundle = env::write_bundle(directory.path(), daemon.ca_pem()).map_err(|error| failed(&error))?;
+    let seen = |path: PathBuf| match path.file_name() {
+        Some(name) if args.isolate => Path::new(isolate::CERTIFICATES).join(name),
+        _ => path,
+    };
+    let (ca, bundle) = (seen(ca), seen(bundle));
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = match args.isolate {
-        true => isolate::isolated_command(state, args.unix_sockets, program),
+        true => isolate::isolated_command(directory, args.unix_sockets, program).map_err(|error| failed(&error))?,
         false => Command::new(program),
     };
     command.kill_on_drop(true);

@@ -1,65 +1,73 @@
-//! The run's directory. With `--isolate`, it is a file system that is mounted for this process and the relay only.
+//! The run's directory. With `--isolate`, it is a file system that is not mounted anywhere.
 //!
-//! A cover in the command's mount namespace would not suffice. The command is the same user, so it can rename the parent
-//! of a covered path and reach it through a second mount, and it can read the files of other runs.
+//! A directory with a path would not suffice, covered or not. The command is the same user, and so are the commands of
+//! other runs. They can rename its parents, replace it, or reach it through a second mount.
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sched::CloneFlags;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
 use rustix::thread::{CapabilitySet, capabilities};
 use tempfile::TempDir;
 
-use super::{IsolationError, failed, namespace};
+use super::{IsolationError, failed, namespace, privilege};
 
-/// The directory of one `exeat run`, which is deleted at the end.
-pub(in super::super) struct RunDirectory {
-    directory: TempDir,
-    is_mounted: bool,
+/// The directory of one `exeat run`, which ends with this process.
+pub(in super::super) enum RunDirectory {
+    /// A directory in the file system, deleted at the end.
+    Visible(TempDir),
+    /// The root of a file system that only this process can reach, and the path of its descriptor.
+    Hidden(OwnedFd, PathBuf),
 }
 
 impl RunDirectory {
     /// Creates a directory that only this user can access.
-    pub(in super::super) fn new() -> io::Result<Self> {
+    pub(in super::super) fn visible() -> io::Result<Self> {
         let private = fs::Permissions::from_mode(0o700);
-        let directory = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir()?;
-        Ok(Self { directory, is_mounted: false })
+        tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map(Self::Visible)
     }
 
-    /// Creates a directory that only this process and its children can see. This process moves to a new mount namespace,
-    /// so it must not have other threads yet.
+    /// Creates a directory that only this process can access, and processes that inherit its descriptor. A process without
+    /// privileges moves to new namespaces, so it must not have other threads yet.
     pub(super) fn hidden() -> Result<Self, IsolationError> {
-        let mut this = Self::new().map_err(failed("the run's directory"))?;
         let is_privileged = capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_ADMIN));
-        let mounts = CloneFlags::CLONE_NEWNS;
-        if is_privileged {
-            namespace::unshare_all(mounts)?
-        } else {
-            namespace::unshare_users(mounts)?
+        if !is_privileged {
+            // The right to create mounts belongs to the owner of a mount namespace.
+            namespace::unshare_users(CloneFlags::CLONE_NEWNS)?;
         }
-        // Later mounts of the machine are visible here, and those of this namespace are not visible to the machine.
-        let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-        mount_change("/", slave).map_err(|error| namespace::forbidden("slave mounts", error.into()))?;
-        mount("tmpfs", this.path(), "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=0700")
-            .map_err(|error| namespace::forbidden("the run's directory", error.into()))?;
-        this.is_mounted = true;
-        Ok(this)
+        let mounted = mount_tmpfs().map_err(|error| namespace::forbidden("a file system in memory", error))?;
+        if !is_privileged {
+            privilege::drop_all().map_err(failed("dropping privileges"))?;
+        }
+        let path = format!("/proc/self/fd/{}", mounted.as_raw_fd()).into();
+        Ok(Self::Hidden(mounted, path))
     }
 
-    /// Returns the path.
+    /// Returns the path, which is valid in this process.
     pub(in super::super) fn path(&self) -> &Path {
-        self.directory.path()
+        match self {
+            Self::Visible(directory) => directory.path(),
+            Self::Hidden(_, path) => path,
+        }
+    }
+
+    /// Lets processes that are started from now on inherit a hidden directory, and returns its descriptor.
+    pub(super) fn inherited(&self) -> io::Result<RawFd> {
+        let Self::Hidden(mounted, _) = self else { return Err(io::ErrorKind::NotADirectory.into()) };
+        fcntl_setfd(mounted, FdFlags::empty())?;
+        Ok(mounted.as_raw_fd())
     }
 }
 
-impl Drop for RunDirectory {
-    fn drop(&mut self) {
-        if self.is_mounted {
-            // If this fails, an empty directory remains.
-            let _ = unmount(self.path(), UnmountFlags::DETACH);
-        }
-    }
+fn mount_tmpfs() -> io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "mode", "0700")?;
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }

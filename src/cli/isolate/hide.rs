@@ -1,16 +1,18 @@
-//! Hides Unix sockets in the file system, which stay reachable in a new network namespace, and the run's directory.
+//! Hides Unix sockets in the file system, which stay reachable in a new network namespace, and adds the CA's certificates.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount};
 
-use super::{IsolationError, failed, namespace};
+use super::{CERTIFICATES, IsolationError, failed, namespace};
 
 /// Directories where services create their sockets. The whole directory is covered, so that sockets created later are
 /// hidden, too.
@@ -20,29 +22,32 @@ const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 const SOCKET_VARIABLES: [&str; 5] =
     [RUNTIME_DIR, "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY"];
 /// The files in the run's directory that the command needs.
-const KEPT_FILES: [&str; 2] = ["ca.pem", "ca-bundle.pem"];
+const CERTIFICATE_FILES: [&str; 2] = ["ca.pem", "ca-bundle.pem"];
 
 /// The paths to hide, collected outside the namespaces.
 pub(super) struct HiddenPaths {
     directories: Vec<PathBuf>,
     sockets: BTreeSet<PathBuf>,
     variables: Vec<OsString>,
-    state: PathBuf,
-    kept_files: Vec<(&'static str, Vec<u8>)>,
+    certificates: Vec<(&'static str, Vec<u8>)>,
     working_dir: PathBuf,
 }
 
 impl HiddenPaths {
     /// Collects the paths to hide. Must be called outside the namespaces, because `/proc/net/unix` lists no sockets
     /// inside.
-    pub(super) fn collect(state: &Path) -> Result<Self, IsolationError> {
-        let name = || state.display();
+    pub(super) fn collect(directory: &OwnedFd) -> Result<Self, IsolationError> {
         let table = fs::read("/proc/net/unix").map_err(failed("listing sockets"))?;
         let named: Vec<_> = std::env::vars_os().map(|(name, value)| (name, sockets_in_variable(&value))).collect();
         let runtime = std::env::var_os(RUNTIME_DIR).map(PathBuf::from).filter(|dir| dir.is_absolute());
         let mut variables: Vec<_> = SOCKET_VARIABLES.map(Into::into).into();
         variables.extend(named.iter().filter(|(_, sockets)| !sockets.is_empty()).map(|(name, _)| name.clone()));
-        let read = |file| Ok((file, fs::read(state.join(file))?));
+        let read = |name| {
+            let file = rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let mut content = Vec::new();
+            fs::File::from(file).read_to_end(&mut content)?;
+            Ok((name, content))
+        };
         Ok(Self {
             directories: SOCKET_DIRS.iter().map(PathBuf::from).chain(runtime).collect(),
             sockets: bound_sockets(&table)
@@ -50,8 +55,11 @@ impl HiddenPaths {
                 .chain(named.into_iter().flat_map(|(_, sockets)| sockets))
                 .collect(),
             variables,
-            state: state.to_owned(),
-            kept_files: KEPT_FILES.into_iter().map(read).collect::<io::Result<_>>().map_err(failed(name()))?,
+            certificates: CERTIFICATE_FILES
+                .into_iter()
+                .map(read)
+                .collect::<io::Result<_>>()
+                .map_err(failed("the certificates"))?,
             working_dir: std::env::current_dir().map_err(failed("the working directory"))?,
         })
     }
@@ -75,20 +83,22 @@ impl HiddenPaths {
                 mount_bind("/dev/null", &real).map_err(failed(format!("covering {}", real.display())))?;
             }
         }
-        self.cover_state().map_err(failed(format!("covering {}", self.state.display())))?;
+        self.add_certificates().map_err(failed(CERTIFICATES))?;
         // Without this, the working directory would still be the one below the new mount.
         std::env::set_current_dir(&self.working_dir)
             .map_err(failed(format!("{} is hidden from the command; start it elsewhere", self.working_dir.display())))
     }
 
-    fn cover_state(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.state)?;
-        cover_directory(&self.state)?;
-        for (file, content) in &self.kept_files {
-            fs::write(self.state.join(file), content)?;
+    /// Adds a directory in `/run`, which is covered.
+    fn add_certificates(&self) -> io::Result<()> {
+        let directory = Path::new(CERTIFICATES);
+        fs::create_dir(directory)?;
+        cover_directory(directory)?;
+        for (file, content) in &self.certificates {
+            fs::write(directory.join(file), content)?;
         }
         let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-        Ok(mount_remount(&self.state, flags, c"")?)
+        Ok(mount_remount(directory, flags, c"")?)
     }
 
     /// Returns the directory in which the command was started.
@@ -137,7 +147,9 @@ fn cover_directory(directory: &Path) -> io::Result<()> {
 fn bound_sockets(table: &[u8]) -> Vec<PathBuf> {
     let path = |line: &[u8]| {
         let at = line.iter().position(|byte| matches!(byte, b'/' | b'@'))?;
-        let is_path = line.get(..at)?.ends_with(b" ") && line.get(at) == Some(&b'/');
+        let path = line.get(at..)?;
+        // Paths in /proc are those of other processes, such as that of this run's proxy.
+        let is_path = line.get(..at)?.ends_with(b" ") && path.starts_with(b"/") && !path.starts_with(b"/proc/");
         is_path.then(|| PathBuf::from(OsStr::from_bytes(line.get(at..).unwrap_or_default())))
     };
     table.split(|byte| *byte == b'\n').filter_map(path).collect()
@@ -162,6 +174,7 @@ mod tests {
             0000000000000000: 00000002 00000000 00010000 0001 01   983 /home/a b/@x\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 19874 @/tmp/.X11-unix/X0\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 19875 relative/one\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 19877 /proc/self/fd/9/proxy.sock\n\
             0000000000000000: 00000003 00000000 00000000 0001 03 19876\n";
         let want = ["/run/dbus/system_bus_socket", "/home/a b/@x"].map(PathBuf::from);
         assert_eq!(bound_sockets(table), want);

@@ -4,7 +4,7 @@
 //!
 //! | process | where | task |
 //! |---|---|---|
-//! | `exeat run` | outside, but in its own mount namespace | runs the proxy, on a Unix socket in a directory that only it sees |
+//! | `exeat run` | outside | runs the proxy, on a Unix socket in a file system that is not mounted anywhere |
 //! | `exeat inside` | own user, network, mount and IPC namespace | covers sockets, relays the loopback to the proxy |
 //! | `exeat inside --first` | also process 1 of a PID namespace; as root, in a second user namespace | drops its privileges, filters system calls, reaps |
 //! | the command | the same | runs |
@@ -21,10 +21,13 @@ mod syscalls;
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
+use rustix::fs::{Mode, OFlags};
 use tokio::process::Command;
 
 pub(super) use directory::RunDirectory;
@@ -37,15 +40,17 @@ use super::terminal::{self, say};
 pub(super) const PROXY: &str = "127.0.0.1:3128";
 /// The name of the proxy's socket in the run's directory.
 const SOCKET: &str = "proxy.sock";
+/// The directory inside with the CA's certificates.
+pub(super) const CERTIFICATES: &str = "/run/exeat";
 /// This executable. The link stays valid when the file is replaced or deleted while it runs.
 const SELF_EXE: &str = "/proc/self/exe";
 
 /// Arguments that `exeat run` passes to the processes between itself and the command.
 #[derive(Args)]
 pub(super) struct InsideArgs {
-    /// The directory of the run
+    /// The descriptor of the run's directory
     #[arg(long)]
-    state: PathBuf,
+    directory: Option<RawFd>,
     /// Allow the command to create Unix sockets
     #[arg(long)]
     unix_sockets: bool,
@@ -63,15 +68,18 @@ pub(super) fn listen_address(state: &Path) -> String {
 }
 
 /// Returns the command that runs a program in isolation. The caller adds the program's arguments.
-pub(super) fn isolated_command(state: &Path, unix_sockets: bool, program: &str) -> Command {
+///
+/// # Errors
+/// If the directory is not a hidden one.
+pub(super) fn isolated_command(directory: &RunDirectory, unix_sockets: bool, program: &str) -> io::Result<Command> {
     if rustix::process::geteuid().is_root() {
         say("exeat: warning: as root, the command owns files that allow an escape (cron, sysctls, devices); \
              run it as another user");
     }
     let mut command = Command::new(SELF_EXE);
-    command.arg0("exeat").arg("inside").arg("--state").arg(state);
+    command.arg0("exeat").arg("inside").arg("--directory").arg(directory.inherited()?.to_string());
     command.args(unix_sockets.then_some("--unix-sockets")).arg("--").arg(program);
-    command
+    Ok(command)
 }
 
 /// The reason why the command was not run.
@@ -98,10 +106,11 @@ fn report(IsolationError(why): IsolationError) -> Exit {
 
 /// Creates the namespaces, starts their first process, and relays connections to the proxy until it ends.
 fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
-    privilege::close_inherited().map_err(failed("closing inherited descriptors"))?;
     let parent = rustix::process::getppid();
-    let hidden = hide::HiddenPaths::collect(&args.state)?;
-    let proxy = relay::Proxy::open(&args.state.join(SOCKET)).map_err(failed("the proxy's socket"))?;
+    let directory = inherited_directory(args).map_err(failed("the run's directory"))?;
+    let hidden = hide::HiddenPaths::collect(&directory)?;
+    let proxy = relay::Proxy::open(&directory, SOCKET).map_err(failed("the proxy's socket"))?;
+    drop(directory);
     namespace::enter()?;
     privilege::die_with(parent).map_err(failed("setting the parent death signal"))?;
     terminal::undumpable();
@@ -125,11 +134,21 @@ fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
     })
 }
 
+/// Returns the run's directory, and closes all other descriptors that this process has inherited.
+fn inherited_directory(args: &InsideArgs) -> io::Result<OwnedFd> {
+    let inherited = args.directory.filter(|number| *number > 2).ok_or(io::ErrorKind::InvalidInput)?;
+    privilege::close_inherited_but(inherited)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(format!("/proc/self/fd/{inherited}"), flags, Mode::empty())?;
+    nix::unistd::close(inherited)?;
+    Ok(directory)
+}
+
 /// Returns the command for the first process of the PID namespace, in the caller's directory and without the variables
 /// that name sockets.
 fn first_process(args: &InsideArgs, hidden: &hide::HiddenPaths) -> Command {
     let mut command = Command::new(SELF_EXE);
-    command.arg0("exeat").args(["inside", "--first", "--state"]).arg(&args.state);
+    command.arg0("exeat").args(["inside", "--first"]);
     command.args(args.unix_sockets.then_some("--unix-sockets")).arg("--").args(&args.command);
     command.current_dir(hidden.working_dir()).kill_on_drop(true);
     for name in hidden.variables() {

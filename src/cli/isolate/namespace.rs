@@ -25,18 +25,13 @@ pub(super) fn enter_inner_users() -> Result<(), IsolationError> {
 /// Moves this process to a new user namespace and the others, with the same user and group.
 pub(super) fn unshare_users(others: CloneFlags) -> Result<(), IsolationError> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    unshare_all(CloneFlags::CLONE_NEWUSER | others)?;
+    unshare(CloneFlags::CLONE_NEWUSER | others).map_err(|error| forbidden("new namespaces", error.into()))?;
     // Each id maps to itself: files keep their owner, and no process becomes root.
     let maps = [("setgroups", "deny".to_owned()), ("uid_map", identity_map(uid)), ("gid_map", identity_map(gid))];
     for (file, text) in maps {
         fs::write(format!("/proc/self/{file}"), text).map_err(|error| forbidden(file, error))?;
     }
     Ok(())
-}
-
-/// Moves this process to new namespaces.
-pub(super) fn unshare_all(namespaces: CloneFlags) -> Result<(), IsolationError> {
-    unshare(namespaces).map_err(|error| forbidden("new namespaces", error.into()))
 }
 
 fn identity_map(id: u32) -> String {

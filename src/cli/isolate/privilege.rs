@@ -13,13 +13,13 @@ use rustix::thread::{
 
 use super::{IsolationError, failed, namespace};
 
-/// Closes all descriptors except standard input, output and error, because an inherited socket could bypass the proxy.
-/// Must be called before this process opens any descriptors.
-pub(super) fn close_inherited() -> io::Result<()> {
+/// Closes all descriptors except standard input, output and error and the given one, because an inherited socket could
+/// bypass the proxy. Must be called before this process opens any descriptors.
+pub(super) fn close_inherited_but(kept: RawFd) -> io::Result<()> {
     let open: Vec<RawFd> = fs::read_dir("/proc/self/fd")?
         .map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok()).unwrap_or_default()))
         .collect::<io::Result<_>>()?;
-    for fd in open.into_iter().filter(|fd| *fd > 2) {
+    for fd in open.into_iter().filter(|fd| *fd > 2 && *fd != kept) {
         // Errors are ignored: the descriptor used for listing is already closed.
         let _ = nix::unistd::close(fd);
     }

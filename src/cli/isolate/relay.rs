@@ -16,8 +16,7 @@ use tokio::sync::Semaphore;
 /// wait in the listener's backlog.
 const MAX_CONNECTIONS: usize = 400;
 
-/// The proxy's socket, opened before the command starts. Connections are made to the open file and not to its path, where
-/// another file could be.
+/// The proxy's socket, opened before the command starts. It has no path.
 pub(super) struct Proxy {
     socket: OwnedFd,
     /// The directory of this process's open files, in the file system that shows them.
@@ -25,9 +24,9 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(directory: &OwnedFd, name: &str) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let socket = rustix::fs::open(path, flags, Mode::empty())?;
+        let socket = rustix::fs::openat(directory, name, flags, Mode::empty())?;
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode);
         if kind != FileType::Socket {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket"));

@@ -222,7 +222,7 @@ async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {
         let place = Place::new().await;
         let _socket = UnixListener::bind(place.path("agent")).unwrap();
         let script = "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr '\\n\\t' '  '; echo; \
-             (cd /proc/self/fd; echo *); echo /proc/[0-9]*; ls exeat-run-*; id -u; pwd; env | cut -d= -f1 | sort | tr '\\n' ' '";
+             (cd /proc/self/fd; echo *); echo /proc/[0-9]*; ls /run/exeat; id -u; pwd; env | cut -d= -f1 | sort | tr '\\n' ' '";
         // A file that the caller left open, as a launcher might leave a socket.
         let mut command = Command::new("sh");
         let call = "exec 7</dev/null 9</dev/null; exec ./exeat run -q --isolate -- sh -c \"$0\"";
@@ -306,8 +306,8 @@ async fn the_command_cannot_leave_its_namespaces() {
     }
 }
 
-/// A cover protects a path, and the command can rename the parents of many paths. So the files of the run are not below a
-/// cover, and mounts are refused where Unix sockets are hidden.
+/// A cover protects a path, and the command can rename the parents of many paths. So mounts are refused where Unix sockets
+/// are hidden, and the files of the run have no path.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and python3"]
 async fn a_second_mount_shows_nothing_that_is_hidden() {
@@ -323,8 +323,7 @@ async fn a_second_mount_shows_nothing_that_is_hidden() {
         listener.set_nonblocking(true).unwrap();
         fs::write(place.path("uncover.py"), include_str!("uncover.py")).unwrap();
         fs::set_permissions(place.path("uncover.py"), fs::Permissions::from_mode(0o644)).unwrap();
-        let script =
-            "python3 uncover.py \"$PWD\" \"$(ls holder | grep exeat-run-)\"; python3 uncover.py \"$PWD\" runtime";
+        let script = "ls holder; python3 uncover.py \"$PWD\" runtime";
         let mut command = place.shell(user, flags, script);
         command.env("TMPDIR", &holder).env("XDG_RUNTIME_DIR", holder.join("runtime"));
         if let Some(id) = user {
@@ -334,33 +333,34 @@ async fn a_second_mount_shows_nothing_that_is_hidden() {
         let (out, words) = (text(&output.stdout), text(&output.stderr));
         let no_socket = "Address family not supported by protocol\n";
         let want = match flags.len() {
-            1 => format!(
-                "by its parent []\nby itself []\nby its parent ['sock']\n{no_socket}by itself ['sock']\n{no_socket}"
-            ),
-            _ => "failed: [Errno 1] Operation not permitted\n".repeat(2),
+            1 => format!("by its parent ['sock']\n{no_socket}by itself ['sock']\n{no_socket}"),
+            _ => "failed: [Errno 1] Operation not permitted\n".to_owned(),
         };
-        assert_eq!(out, want, "{user:?} {flags:?} {words}");
+        assert_eq!(out, format!("runtime\n{want}"), "{user:?} {flags:?} {words}");
         assert!(listener.accept().is_err(), "no connection arrived");
-        assert_eq!(fs::read_dir(&holder).unwrap().count(), 1, "the run's directory is deleted");
     }
 }
 
+/// Neither the command nor that of another run of the same user can reach the record of a run, or replace it.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs user namespaces"]
-async fn the_files_of_another_run_are_not_visible() {
+#[ignore = "needs user namespaces and curl"]
+async fn the_files_of_a_run_have_no_path() {
     for user in users() {
         let place = Place::new().await;
-        let script = "ls -A exeat-run-*; echo ready; read line";
-        let mut first = place.shell(user, &["-q"], script);
-        let mut first = Ended(first.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-        let mut lines = BufReader::new(first.0.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let own: Vec<_> = lines.by_ref().take_while(|line| line != "ready").collect();
-        assert_eq!(own, ["ca-bundle.pem", "ca.pem"]);
-        let second = output(place.shell(user, &["-q"], "ls -A exeat-run-* | grep -v : | sort; echo exeat-run-*")).await;
-        let out = text(&second.stdout);
-        let (files, directories) = out.trim_end().rsplit_once('\n').unwrap();
-        assert_eq!(files.trim(), "ca-bundle.pem\nca.pem", "{out}");
-        assert_eq!(directories.split(' ').count(), 2, "{out}");
+        let temporary = place.path("temporary");
+        fs::create_dir(&temporary).unwrap();
+        fs::set_permissions(&temporary, fs::Permissions::from_mode(0o777)).unwrap();
+        // Whatever the command does to the directory for temporary files, the summary is that of its requests.
+        let script = "ls -A temporary; ls -A /run/exeat; touch /run/exeat/x; mv temporary moved; ln -s /etc temporary; \
+                      curl -sS https://evil.test/ >answer; cut -c1 answer | head -1; ls /proc/self/fd";
+        let mut command = place.shell(user, &[], script);
+        command.env("TMPDIR", &temporary);
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(out, "ca-bundle.pem\nca.pem\n{\n0\n1\n2\n3\n", "{user:?} {words}");
+        assert!(words.contains("0 allowed, 1 refused") && words.contains("× evil.test:443"), "{user:?} {words}");
+        assert!(words.contains("touch: cannot touch '/run/exeat/x': Read-only file system"), "{user:?} {words}");
+        assert_eq!(fs::read_dir(place.path("moved")).unwrap().count(), 0, "nothing is left");
     }
 }
 
