@@ -78,6 +78,8 @@ impl Api {
         let api = this.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                // As the servers of model APIs do. Session tickets would delay the first response otherwise.
+                stream.set_nodelay(true).unwrap();
                 let (api, tls) = (api.clone(), tls.clone());
                 tokio::spawn(async move {
                     let Ok(stream) = tls.accept(stream).await else { return };
