@@ -5,7 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -17,6 +17,8 @@ use crate::leak::MIN_VALUE;
 
 /// The variable with the number of the memory file's descriptor.
 const ENVIRONMENT_FD: &str = "EXEAT_RUN_ENVIRONMENT";
+/// The variable with the number of the descriptor of an isolated run's directory.
+const DIRECTORY_FD: &str = "EXEAT_RUN_DIRECTORY";
 /// This executable. The link stays valid when the file is replaced or deleted while it runs.
 const SELF_EXE: &str = "/proc/self/exe";
 /// The maximum number of bytes read, larger than any environment that Linux accepts for a new program.
@@ -52,16 +54,21 @@ impl Environment {
     }
 
     /// Returns the caller's variables. The first call re-executes the process with only the variables that it needs
-    /// itself, and returns in the new process. A variable that `secrets` names, or that contains the value of such a
+    /// itself and the descriptor of the run's directory, and returns in the new process. A variable that `secrets` names, or that contains the value of such a
     /// variable, is always removed from the environment.
     ///
     /// # Errors
     /// If a system call fails. The command must not be run then, because the values are still readable.
-    pub(super) fn take_from_process(secrets: &[&str]) -> io::Result<Self> {
+    pub(super) fn take_from_process(secrets: &[&str], directory: Option<&OwnedFd>) -> io::Result<Self> {
         match std::env::var_os(ENVIRONMENT_FD) {
             Some(descriptor) => Self::from_memfd(&descriptor),
-            None => Err(reexec(secrets)),
+            None => Err(reexec(secrets, directory)),
         }
+    }
+
+    /// Returns the number of the descriptor that the first process has given as the directory.
+    pub(super) fn inherited_directory() -> Option<RawFd> {
+        std::env::var(DIRECTORY_FD).ok()?.parse().ok()
     }
 
     fn from_memfd(descriptor: &OsStr) -> io::Result<Self> {
@@ -79,7 +86,7 @@ impl Environment {
             Zeroizing::new(Vec::with_capacity(usize::try_from(memory.metadata()?.len()).unwrap_or_default()));
         (&memory).take(MAX_BYTES).read_to_end(&mut text)?;
         ftruncate(&memory, 0)?;
-        let kept = std::env::vars_os().filter(|(name, _)| name != ENVIRONMENT_FD);
+        let kept = std::env::vars_os().filter(|(name, _)| name != ENVIRONMENT_FD && name != DIRECTORY_FD);
         let kept = kept.map(|(name, value)| (name, Zeroizing::new(value.into_vec())));
         Ok(Self(kept.chain(text.split(|byte| *byte == 0).filter_map(parse_variable)).collect()))
     }
@@ -112,7 +119,7 @@ fn parse_variable(text: &[u8]) -> Option<Variable> {
 }
 
 /// Re-executes this process without the variables that it does not need. Returns only on error.
-fn reexec(secrets: &[&str]) -> io::Error {
+fn reexec(secrets: &[&str], directory: Option<&OwnedFd>) -> io::Error {
     let (kept, handed): (Vec<_>, Vec<_>) = std::env::vars_os().partition(|(name, value)| is_kept(name, value, secrets));
     let memory = match write_to_memfd(&handed) {
         Ok(memory) => memory,
@@ -121,7 +128,9 @@ fn reexec(secrets: &[&str]) -> io::Error {
     let mut arguments = std::env::args_os().map(|argument| marked(argument, secrets));
     let mut command = Command::new(SELF_EXE);
     command.arg0(arguments.next().unwrap_or_else(|| "exeat".into())).args(arguments);
-    command.env_clear().envs(kept).env(ENVIRONMENT_FD, memory.as_raw_fd().to_string()).exec()
+    command.env_clear().envs(kept).env(ENVIRONMENT_FD, memory.as_raw_fd().to_string());
+    command.envs(directory.map(|directory| (DIRECTORY_FD, directory.as_raw_fd().to_string())));
+    command.exec()
 }
 
 /// Returns the mark that stands for the value of a variable in the arguments. They are readable in `/proc` as well.

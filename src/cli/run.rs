@@ -103,15 +103,19 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
         Exit::Failed
     };
     let named: Vec<&str> = args.credential.iter().map(|flag| variable_of(flag)).collect();
-    // Nothing else is done before this process is undumpable, because its memory file has the keys already.
-    let hidden = (args.isolate && Environment::is_handed_over()).then(isolate::hidden_directory).transpose()?;
+    // The maps of a user namespace cannot be written by a process that is not dumpable. The first process still has the
+    // variables of its caller anyway.
+    let made = (args.isolate && !Environment::is_handed_over()).then(isolate::hidden_directory).transpose()?;
     terminal::undumpable();
-    let environment = Environment::take_from_process(&named).map_err(io_failed)?;
-    let state = match hidden {
-        Some(directory) => directory,
-        None if args.isolate => return Err(Exit::Failed),
-        None => RunDirectory::visible().map_err(io_failed)?,
+    let environment = Environment::take_from_process(&named, made.as_ref()).map_err(io_failed)?;
+    let state = match args.isolate {
+        true => Environment::inherited_directory().ok_or(io::ErrorKind::NotFound.into()).and_then(RunDirectory::hidden),
+        false => RunDirectory::visible(),
     };
+    let state = state.map_err(|error| {
+        say(format_args!("exeat: the directory of the run: {error}"));
+        Exit::Failed
+    })?;
     let command = args.command.iter().map(|argument| environment.unmarked(argument, &named));
     args.command = command.collect();
     let args = &*args;
@@ -129,23 +133,12 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let status = runtime.block_on(run_command(prepared, args, &state, &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {
         let keys: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
-        let flags = Flags {
-            learned: args.learn,
-            isolated: args.isolate,
-            failed_without_sockets: args.isolate && !args.unix_sockets && status.code().is_some_and(is_failure),
-            keys: &keys,
-            denied: &denied,
-        };
+        let flags = Flags { learned: args.learn, isolated: args.isolate, keys: &keys, denied: &denied };
         for line in summary(&fs::read_to_string(log).unwrap_or_default(), &flags) {
             say(line);
         }
     }
     Ok(exit_code(status))
-}
-
-/// Returns true for the exit status of a command that failed by itself. From 129 on, a signal ended it.
-fn is_failure(code: i32) -> bool {
-    (1..=128).contains(&code)
 }
 
 async fn run_command(
@@ -181,7 +174,7 @@ async fn run_command(
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = match args.isolate {
-        true => isolate::isolated_command(directory, args.unix_sockets, program).map_err(|error| failed(&error))?,
+        true => isolate::isolated_command(directory, args.unix_sockets, args.quiet, program),
         false => Command::new(program),
     };
     command.kill_on_drop(true);

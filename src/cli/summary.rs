@@ -14,8 +14,6 @@ const MANY_REFUSALS: usize = 3;
 pub(super) struct Flags<'a> {
     pub(super) learned: bool,
     pub(super) isolated: bool,
-    /// True if the command failed where it could not create Unix sockets. The kernel does not tell whether it tried.
-    pub(super) failed_without_sockets: bool,
     /// The names of the keys given by `--credential`.
     pub(super) keys: &'a [String],
     /// The hosts given by `--deny`, whose refusals are not listed.
@@ -51,14 +49,8 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     }
     out.extend(often_refused(&refused));
     out.extend(needed_flags(&lines).filter(|_| flags.learned));
-    if flags.failed_without_sockets {
-        out.push(FAILED_WITHOUT_SOCKETS.to_owned());
-    }
     out
 }
-
-const FAILED_WITHOUT_SOCKETS: &str = "exeat: the command failed, and --isolate refuses Unix sockets; if it reported \
-     \"Address family not supported\", add --unix-sockets";
 
 fn is_quiet(line: &Line, denied: &[HostPattern]) -> bool {
     let host = || Host::parse(line.host.as_deref()?).ok();
@@ -221,7 +213,7 @@ mod tests {
     }
 
     fn flags<'a>(keys: &'a [String], denied: &'a [HostPattern]) -> Flags<'a> {
-        Flags { learned: false, isolated: false, failed_without_sockets: false, keys, denied }
+        Flags { learned: false, isolated: false, keys, denied }
     }
 
     fn refused(host: &str, code: &'static str) -> Line {
@@ -245,8 +237,6 @@ mod tests {
         );
         let isolated = Flags { isolated: true, ..flags(&keys, &[]) };
         assert!(told(&[], &isolated).ends_with("the command's only way out"));
-        let failed = Flags { failed_without_sockets: true, ..flags(&keys, &[]) };
-        assert!(told(&[], &failed).ends_with("add --unix-sockets"));
         let aborted =
             Line { verdict: Some(LineVerdict::Abandoned), rule: Some("client handshake: x".into()), ..Line::default() };
         assert!(!told(&[aborted], &flags(&[], &[])).contains("nothing came"));

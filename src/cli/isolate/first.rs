@@ -9,7 +9,7 @@ use rustix::process::{Pid, WaitOptions, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::child::{Signals, exit_code, report_spawn_error};
-use super::super::terminal;
+use super::super::terminal::{self, say};
 use super::{InsideArgs, IsolationError, failed, namespace, privilege, syscalls};
 
 pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
@@ -32,12 +32,26 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         let status = match Command::new(program).args(rest).spawn() {
             Ok(child) => {
                 let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-                wait_for_command(pid, &mut signals).await.map_err(failed("waiting for the command"))?
+                let status = wait_for_command(pid, &mut signals).await.map_err(failed("waiting for the command"))?;
+                if args.hint && !args.unix_sockets && status.code().is_some_and(is_failure) {
+                    say(WITHOUT_SOCKETS);
+                }
+                status
             }
             Err(error) => report_spawn_error(&program.to_string_lossy(), &error),
         };
         Ok(exit_code(status))
     })
+}
+
+/// The kernel does not tell whether the command tried to create a Unix socket.
+const WITHOUT_SOCKETS: &str = "exeat: the command failed, and --isolate refuses Unix sockets; if it reported \
+     \"Address family not supported\", add --unix-sockets";
+
+/// Returns true for a status by which a program reports a failure. From 126 on, it is that of a shell or a signal, except
+/// for 128, which git uses.
+fn is_failure(code: i32) -> bool {
+    (1..=125).contains(&code) || code == 128
 }
 
 /// Waits for the command to exit, forwards signals to it and reaps orphaned processes.

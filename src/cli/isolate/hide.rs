@@ -83,7 +83,7 @@ impl HiddenPaths {
                 mount_bind("/dev/null", &real).map_err(failed(format!("covering {}", real.display())))?;
             }
         }
-        self.add_certificates().map_err(failed(CERTIFICATES))?;
+        self.add_certificates().map_err(failed(format!("{CERTIFICATES}, for the CA's certificates")))?;
         // Without this, the working directory would still be the one below the new mount.
         std::env::set_current_dir(&self.working_dir)
             .map_err(failed(format!("{} is hidden from the command; start it elsewhere", self.working_dir.display())))
@@ -92,6 +92,10 @@ impl HiddenPaths {
     /// Adds a directory in `/run`, which is covered.
     fn add_certificates(&self) -> io::Result<()> {
         let directory = Path::new(CERTIFICATES);
+        // A service may have had a link of this name, which the cover has kept.
+        if directory.is_symlink() {
+            fs::remove_file(directory)?;
+        }
         fs::create_dir(directory)?;
         cover_directory(directory)?;
         for (file, content) in &self.certificates {

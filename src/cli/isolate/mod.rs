@@ -4,7 +4,7 @@
 //!
 //! | process | where | task |
 //! |---|---|---|
-//! | `exeat run` | outside | runs the proxy, on a Unix socket in a file system that is not mounted anywhere |
+//! | `exeat run` | outside; as a normal user in a user and a mount namespace, where it can create a file system | runs the proxy, on a Unix socket in a file system that is not mounted anywhere |
 //! | `exeat inside` | own user, network, mount and IPC namespace | covers sockets, relays the loopback to the proxy |
 //! | `exeat inside --first` | also process 1 of a PID namespace; as root, in a second user namespace | drops its privileges, filters system calls, reaps |
 //! | the command | the same | runs |
@@ -54,6 +54,9 @@ pub(super) struct InsideArgs {
     /// Allow the command to create Unix sockets
     #[arg(long)]
     unix_sockets: bool,
+    /// Say what may be missing if the command fails
+    #[arg(long)]
+    hint: bool,
     /// Run as the first process of the namespaces, which exist already
     #[arg(long)]
     first: bool,
@@ -68,18 +71,18 @@ pub(super) fn listen_address(state: &Path) -> String {
 }
 
 /// Returns the command that runs a program in isolation. The caller adds the program's arguments.
-///
-/// # Errors
-/// If the directory is not a hidden one.
-pub(super) fn isolated_command(directory: &RunDirectory, unix_sockets: bool, program: &str) -> io::Result<Command> {
+pub(super) fn isolated_command(directory: &RunDirectory, unix_sockets: bool, quiet: bool, program: &str) -> Command {
     if rustix::process::geteuid().is_root() {
         say("exeat: warning: as root, the command owns files that allow an escape (cron, sysctls, devices); \
              run it as another user");
     }
     let mut command = Command::new(SELF_EXE);
-    command.arg0("exeat").arg("inside").arg("--directory").arg(directory.inherited()?.to_string());
-    command.args(unix_sockets.then_some("--unix-sockets")).arg("--").arg(program);
-    Ok(command)
+    command.arg0("exeat").arg("inside");
+    if let Some(number) = directory.number() {
+        command.arg("--directory").arg(number.to_string());
+    }
+    command.args(unix_sockets.then_some("--unix-sockets")).args((!quiet).then_some("--hint")).arg("--").arg(program);
+    command
 }
 
 /// The reason why the command was not run.
@@ -89,9 +92,9 @@ fn failed<E: Display>(doing: impl Display) -> impl FnOnce(E) -> IsolationError {
     move |error| IsolationError(format!("{doing}: {error}"))
 }
 
-/// Creates the directory of an isolated run. Must be called before other threads exist.
-pub(super) fn hidden_directory() -> Result<RunDirectory, Exit> {
-    RunDirectory::hidden().map_err(report)
+/// Creates the file system for the directory of an isolated run. Must be called before other threads exist.
+pub(super) fn hidden_directory() -> Result<OwnedFd, Exit> {
+    directory::mount_hidden().map_err(report)
 }
 
 pub(super) fn run(args: &InsideArgs) -> ExitCode {
@@ -149,7 +152,8 @@ fn inherited_directory(args: &InsideArgs) -> io::Result<OwnedFd> {
 fn first_process(args: &InsideArgs, hidden: &hide::HiddenPaths) -> Command {
     let mut command = Command::new(SELF_EXE);
     command.arg0("exeat").args(["inside", "--first"]);
-    command.args(args.unix_sockets.then_some("--unix-sockets")).arg("--").args(&args.command);
+    command.args(args.unix_sockets.then_some("--unix-sockets")).args(args.hint.then_some("--hint"));
+    command.arg("--").args(&args.command);
     command.current_dir(hidden.working_dir()).kill_on_drop(true);
     for name in hidden.variables() {
         command.env_remove(name);

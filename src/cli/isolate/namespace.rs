@@ -51,8 +51,8 @@ pub(super) fn forbidden(what: &str, error: io::Error) -> IsolationError {
         "AppArmor restricts user namespaces; the administrator can give exeat a profile with `userns,`, or set \
          `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
     } else if filtered() {
-        "a seccomp filter is in force, as in a container; allow `unshare` and `mount` in its profile, or isolate the \
-         container itself, with the proxy as its only network"
+        "a seccomp filter is in force, as in a container; allow `unshare`, `mount`, `fsopen`, `fsconfig` \
+         and `fsmount` in its profile, or isolate the container itself, with the proxy as its only network"
     } else {
         "the kernel or the environment of this process (a container, a chroot, a limit) does not permit it; isolate \
          that environment instead, with the proxy as its only network"

@@ -49,13 +49,10 @@ async fn wait_until_received(origin: &Origin, count: usize) {
     }
 }
 
-/// Returns the time until the line of the `n`-th exchange was written, which its client abandoned. It is less than
-/// [`TIMEOUT`].
-async fn time_until_abandoned(lab: &Lab, n: usize) -> Duration {
-    let start = Instant::now();
+/// Waits for the line of the `n`-th exchange, which its client abandoned.
+async fn wait_until_abandoned(lab: &Lab, n: usize) {
     let line = lab.ended(n).await;
     assert_eq!((line["event"].as_str(), line["verdict"].as_str()), (Some("closed"), Some("abandoned")), "{line}");
-    start.elapsed()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,14 +66,14 @@ async fn a_reset_is_detected_immediately() {
         wait_until_received(&origin, n + 1).await;
         let _ = timeout(Duration::from_millis(200), stream.write_all(more.as_bytes())).await;
         reset(stream);
-        time_until_abandoned(&lab, n).await;
+        wait_until_abandoned(&lab, n).await;
     }
     // Inside a tunnel.
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 3).await;
     reset(tls.into_inner().0);
-    time_until_abandoned(&lab, 2).await;
+    wait_until_abandoned(&lab, 2).await;
     // The client's only place is free again.
     wait_until_slot_is_free(&lab, &to).await;
 }
@@ -89,14 +86,15 @@ async fn a_close_releases_the_slot_after_the_header_timeout() {
     let mut stream = lab.connect().await;
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
     wait_until_received(&origin, 1).await;
+    let start = Instant::now();
     drop(stream);
-    let took = time_until_abandoned(&lab, 0).await;
-    assert!(took >= Duration::from_millis(500), "{took:?}");
+    wait_until_abandoned(&lab, 0).await;
+    assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 2).await;
     drop(tls);
-    time_until_abandoned(&lab, 1).await;
+    wait_until_abandoned(&lab, 1).await;
     wait_until_slot_is_free(&lab, &to).await;
 }
 
@@ -109,12 +107,12 @@ async fn a_close_is_detected_by_a_probe() {
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
     wait_until_received(&origin, 1).await;
     drop(stream);
-    time_until_abandoned(&lab, 0).await;
+    wait_until_abandoned(&lab, 0).await;
     let mut tls = lab.tls(&to, &["http/1.1"]).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 2).await;
     drop(tls);
-    time_until_abandoned(&lab, 1).await;
+    wait_until_abandoned(&lab, 1).await;
     wait_until_slot_is_free(&lab, &to).await;
 }
 
@@ -127,7 +125,7 @@ async fn a_closed_h2_connection_is_detected_immediately() {
     let asking = tokio::spawn(async move { h2.send_request(request).await });
     wait_until_received(&origin, 1).await;
     asking.abort();
-    time_until_abandoned(&lab, 0).await;
+    wait_until_abandoned(&lab, 0).await;
 }
 
 /// On a Unix socket, the kernel distinguishes a full close from a shutdown of the sending side.
@@ -138,7 +136,7 @@ async fn a_closed_unix_socket_is_detected_immediately() {
     stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
     wait_until_received(&origin, 1).await;
     drop(stream);
-    time_until_abandoned(&lab, 0).await;
+    wait_until_abandoned(&lab, 0).await;
 }
 
 /// The origin of the opaque tunnel neither answers nor closes.
@@ -165,7 +163,7 @@ async fn an_opaque_tunnel_ends_with_its_client() {
         } else {
             drop(stream)
         }
-        time_until_abandoned(&lab, n).await;
+        wait_until_abandoned(&lab, n).await;
         drop(origin);
     }
 }
@@ -246,7 +244,7 @@ async fn a_half_closed_client_that_answers_probes_is_kept_beyond_the_grace_perio
         drop(answering.await.unwrap());
     }
     assert_eq!(lab.ended(0).await["verdict"], "allow");
-    time_until_abandoned(&lab, 1).await;
+    wait_until_abandoned(&lab, 1).await;
 }
 
 /// Probes that could not be sent within an answer are sent one after the other while the next request waits.

@@ -31,7 +31,7 @@ def ask():
         os.environ["TERM"] = "xterm-256color"
         os.execvp("claude", ["claude"])
     drawn = ""
-    asked = False
+    typed = asked = False
     end = time.monotonic() + TIMEOUT_S
     answer = None
     while answer is None and time.monotonic() < end:
@@ -42,8 +42,11 @@ def ask():
             except OSError:
                 break
         plain = re.sub(r"\x1b\[[0-9;?>=<]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07", "", drawn)
-        if not asked and "\u276f" in plain:
+        # A return that arrives together with the text counts as part of a paste.
+        if not typed and "\u276f" in plain:
             os.write(terminal, b"question")
+            typed = True
+        elif not asked and "question" in plain:
             os.write(terminal, b"\r")
             asked = True
         elif asked and "hello" in plain:

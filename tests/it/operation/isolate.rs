@@ -222,7 +222,7 @@ async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {
         let place = Place::new().await;
         let _socket = UnixListener::bind(place.path("agent")).unwrap();
         let script = "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr '\\n\\t' '  '; echo; \
-             (cd /proc/self/fd; echo *); echo /proc/[0-9]*; ls /run/exeat; id -u; pwd; env | cut -d= -f1 | sort | tr '\\n' ' '";
+             (cd /proc/self/fd; echo *); echo /proc/[0-9]*; ls /run/exeat; id -u; pwd; readlink /proc/self/ns/user; env | cut -d= -f1 | sort | tr '\\n' ' '";
         // A file that the caller left open, as a launcher might leave a socket.
         let mut command = Command::new("sh");
         let call = "exec 7</dev/null 9</dev/null; exec ./exeat run -q --isolate -- sh -c \"$0\"";
@@ -234,8 +234,11 @@ async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {
         let none = "0000000000000000";
         let lines: Vec<_> = out.lines().collect();
         let id = user.unwrap_or(rustix::process::geteuid().as_raw());
-        // Root has capabilities over a user namespace of its own, as a normal user gets by creating one.
-        let all = lines[0].split(' ').nth(3).filter(|_| id == 0).unwrap_or(none);
+        // Root has all capabilities, but over a user namespace of its own.
+        let all = if id == 0 { lines[0].split(' ').nth(3).unwrap() } else { none };
+        assert!(id != 0 || all.trim_start_matches('0').starts_with("1fff"), "{out}");
+        let ours = fs::read_link("/proc/self/ns/user").unwrap();
+        assert!(lines[7].starts_with("user:") && Path::new(lines[7]) != ours, "{out}");
         let want = format!(
             "CapInh: {none} CapPrm: {all} CapEff: {all} CapBnd: {all} CapAmb: {none} NoNewPrivs: 1 Seccomp: 2 "
         );
@@ -245,7 +248,8 @@ async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {
         assert_eq!(lines[2], "/proc/1 /proc/2", "{out}");
         assert_eq!(lines[3..5], ["ca-bundle.pem", "ca.pem"], "without keys, record and socket");
         assert_eq!(lines[5..7], [id.to_string().as_str(), place.dir().to_str().unwrap()]);
-        assert!(lines[7].contains("HTTPS_PROXY ") && !lines[7].contains("SSH_AUTH") && !lines[7].contains("DBUS"));
+        assert!(lines[8].contains("HTTPS_PROXY ") && !lines[8].contains("SSH_AUTH") && !lines[8].contains("DBUS"));
+        assert!(!lines[8].contains("EXEAT_RUN"), "{out}");
     }
 }
 
@@ -310,7 +314,7 @@ async fn the_command_cannot_leave_its_namespaces() {
 /// are hidden, and the files of the run have no path.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and python3"]
-async fn a_second_mount_shows_nothing_that_is_hidden() {
+async fn a_second_mount_leads_to_no_hidden_socket() {
     for (user, flags) in users().into_iter().flat_map(|user| [(user, &["-q"][..]), (user, &["-q", "--unix-sockets"])]) {
         let place = Place::new().await;
         let holder = place.path("holder");
@@ -341,7 +345,7 @@ async fn a_second_mount_shows_nothing_that_is_hidden() {
     }
 }
 
-/// Neither the command nor that of another run of the same user can reach the record of a run, or replace it.
+/// The command cannot reach the record of its run, or replace it, whatever it does to the directory for temporary files.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and curl"]
 async fn the_files_of_a_run_have_no_path() {
@@ -350,7 +354,6 @@ async fn the_files_of_a_run_have_no_path() {
         let temporary = place.path("temporary");
         fs::create_dir(&temporary).unwrap();
         fs::set_permissions(&temporary, fs::Permissions::from_mode(0o777)).unwrap();
-        // Whatever the command does to the directory for temporary files, the summary is that of its requests.
         let script = "ls -A temporary; ls -A /run/exeat; touch /run/exeat/x; mv temporary moved; ln -s /etc temporary; \
                       curl -sS https://evil.test/ >answer; cut -c1 answer | head -1; ls /proc/self/fd";
         let mut command = place.shell(user, &[], script);
@@ -448,28 +451,56 @@ async fn if_namespaces_are_disabled_the_setting_is_named() {
     place.as_user(&mut command, None);
     let output = output(command).await;
     let words = text(&output.stderr);
-    assert!(output.status.code() == Some(1) && words.contains("sysctl user.max_user_namespaces="), "{words}");
+    assert!(output.status.code() == Some(1) && words.contains("run: new namespaces: "), "{words}");
+    assert!(words.contains("sysctl user.max_user_namespaces="), "{words}");
     assert!(!place.path("was-run").exists(), "{words}");
 }
 
-/// As in a container whose profile does not permit namespaces.
+/// As in a container whose root has capabilities, but not over its mounts, and within an isolated command.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and unshare"]
+async fn root_of_a_user_namespace_can_isolate() {
+    let place = Place::new().await;
+    for command in [&["unshare", "-Ur"][..], &["unshare", "-Urm"]] {
+        let mut unshare = Command::new(command[0]);
+        unshare.args(&command[1..]).args([
+            "./exeat",
+            "run",
+            "-q",
+            "--isolate",
+            "--",
+            "sh",
+            "-c",
+            "id -u; ls /run/exeat",
+        ]);
+        place.as_user(&mut unshare, None);
+        let output = output(unshare).await;
+        assert_eq!(text(&output.stdout), "0\nca-bundle.pem\nca.pem\n", "{command:?} {}", text(&output.stderr));
+    }
+}
+
+/// As in a container whose profile does not permit namespaces, or does not know the calls that create a file system.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_cannot_be_isolated_is_not_run() {
+    use nix::libc::{ENOSYS, EPERM, SYS_fsopen, SYS_unshare};
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
-    let place = Place::new().await;
-    let command = place.run(None, &["-q"], &["touch", "was-run"]);
-    let run = std::thread::spawn(move || {
-        let rules = [(nix::libc::SYS_unshare, Vec::new())].into();
-        let refused = SeccompAction::Errno(nix::libc::EPERM as u32);
-        let arch = std::env::consts::ARCH.try_into().unwrap();
-        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).unwrap();
-        apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
-        let mut command = command;
-        command.output().unwrap()
-    });
-    let output = tokio::task::spawn_blocking(move || run.join().unwrap()).await.unwrap();
-    let words = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{words}");
-    assert!(words.contains("has not been run: new namespaces: ") && words.contains("not permitted"), "{words}");
-    assert!(!place.path("was-run").exists(), "{words}");
+    for (call, errno, why) in
+        [(SYS_unshare, EPERM, "new namespaces: Operation not permitted"), (SYS_fsopen, ENOSYS, "it needs Linux 5.2")]
+    {
+        let place = Place::new().await;
+        let mut command = place.run(None, &[], &["touch", "was-run"]);
+        let run = std::thread::spawn(move || {
+            let refused = SeccompAction::Errno(errno as u32);
+            let arch = std::env::consts::ARCH.try_into().unwrap();
+            let rules = [(call, Vec::new())].into();
+            let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).unwrap();
+            apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+            command.output().unwrap()
+        });
+        let output = tokio::task::spawn_blocking(move || run.join().unwrap()).await.unwrap();
+        let words = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        assert!(words.contains("has not been run: ") && words.contains(why), "{words}");
+        assert!(!words.contains("--unix-sockets") && !place.path("was-run").exists(), "{words}");
+    }
 }
