@@ -54,8 +54,8 @@ impl Environment {
     }
 
     /// Returns the caller's variables. The first call re-executes the process with only the variables that it needs
-    /// itself and the descriptor of the run's directory, and returns in the new process. A variable that `secrets` names, or that contains the value of such a
-    /// variable, is always removed from the environment.
+    /// itself and the descriptor of the run's directory, and returns in the new process. A variable that `secrets` names,
+    /// or that contains the value of such a variable, is always removed from the environment.
     ///
     /// # Errors
     /// If a system call fails. The command must not be run then, because the values are still readable.
