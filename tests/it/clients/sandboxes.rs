@@ -8,6 +8,15 @@ use crate::operation::isolate::{NOBODY, Place, users};
 
 const UNIX_SOCKETS: &str = "--unix-sockets";
 
+/// Runs a script that copies a client into the folder of the test. Another user may have no access to our user's folders.
+#[track_caller]
+fn copy_client(place: &Place, script: &str) {
+    let mut copying = Command::new("sh");
+    copying.args(["-c", script]).current_dir(place.dir());
+    with_clients(&mut copying);
+    assert!(copying.status().unwrap().success(), "{script}");
+}
+
 /// Each set of flags is used by a known sandbox. The second network is that of bubblewrap, which leads nowhere.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces and bubblewrap"]
@@ -39,14 +48,9 @@ async fn codex_with_a_shell_command() {
     const KEY: &str = "sk-Zs7vQe2LrW9kTn4HbXc1MyUd8GpJf3Ra";
     for user in users() {
         let place = Place::new().await;
-        // Another user may have no access to our user's folders.
-        let copy =
-            "cp -rL \"$(dirname \"$(readlink -f \"$(command -v codex)\")\")\"/../../codex-linux-*/vendor/*/. codex";
-        let mut copying = Command::new("sh");
-        copying.args(["-c", copy]).current_dir(place.dir());
-        with_clients(&mut copying);
-        assert!(copying.status().unwrap().success());
-        for folder in ["home", "home/work", "tmp"] {
+        let vendor = "\"$(dirname \"$(readlink -f \"$(command -v codex)\")\")\"/../../codex-linux-*/vendor/*/.";
+        copy_client(&place, &format!("cp -rL {vendor} codex"));
+        for folder in ["home", "home/project", "tmp"] {
             fs::create_dir(place.path(folder)).unwrap();
             fs::set_permissions(place.path(folder), fs::Permissions::from_mode(0o777)).unwrap();
         }
@@ -56,7 +60,7 @@ async fn codex_with_a_shell_command() {
         let (api, port) = Api::start(&place.builder, OPENAI.host, KEY, script).await;
         let dir = place.dir().display();
         let script = format!(
-            "export HOME={dir}/home TMPDIR={dir}/tmp; cd home/work && {dir}/codex/bin/codex exec --skip-git-repo-check \
+            "export HOME={dir}/home TMPDIR={dir}/tmp; cd home/project && {dir}/codex/bin/codex exec --skip-git-repo-check \
              -s workspace-write -c sandbox_workspace_write.exclude_slash_tmp=true \
              -c openai_base_url=https://{}:{port}/v1 x </dev/null",
             OPENAI.host
@@ -70,7 +74,7 @@ async fn codex_with_a_shell_command() {
         let ran = api.ran.lock().unwrap().concat();
         assert!(ran.contains("sum 42") && ran.contains("Read-only file system"), "{user:?} {ran}");
         assert!(ran.contains("/3128: Operation not permitted") && !ran.contains("reached"), "{user:?} {ran}");
-        assert!(place.path("home/work/within").exists() && !place.path("home/beyond").exists(), "{user:?} {ran}");
+        assert!(place.path("home/project/within").exists() && !place.path("home/beyond").exists(), "{user:?} {ran}");
         assert!(!ran.contains(KEY) && !said.contains(KEY), "{user:?}");
     }
 }
@@ -82,11 +86,7 @@ async fn chromium_with_its_own_sandbox() {
     let place = Place::new().await;
     fs::create_dir(place.path("home")).unwrap();
     fs::write(place.path("chromium.js"), include_str!("chromium.js")).unwrap();
-    // Another user may have no access to our user's folders.
-    let mut copying = Command::new("sh");
-    copying.args(["-c", "cp \"$(node -p process.execPath)\" node"]).current_dir(place.dir());
-    with_clients(&mut copying);
-    assert!(copying.status().unwrap().success());
+    copy_client(&place, "cp \"$(node -p process.execPath)\" node");
     for (path, mode) in [("home", 0o777), ("chromium.js", 0o644)] {
         fs::set_permissions(place.path(path), fs::Permissions::from_mode(mode)).unwrap();
     }
