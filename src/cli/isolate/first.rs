@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::thread;
 
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, WaitOptions, kill_process};
@@ -25,11 +26,10 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount("proc", "/proc", "proc", flags, None).map_err(|error| namespace::forbidden("/proc", error.into()))?;
         privilege::drop_for_command()?;
-        syscalls::deny(args.unix_sockets).map_err(failed("filtering system calls"))?;
         let Some((program, rest)) = args.command.split_first() else {
             return Err(IsolationError("no command".to_owned()));
         };
-        let status = match Command::new(program).args(rest).spawn() {
+        let status = match spawn_confined(Command::new(program).args(rest), args.unix_sockets)? {
             Ok(child) => {
                 let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
                 let status = wait_for_command(pid, &mut signals).await.map_err(failed("waiting for the command"))?;
@@ -41,6 +41,20 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
             Err(error) => report_spawn_error(&program.to_string_lossy(), &error),
         };
         Ok(exit_code(status))
+    })
+}
+
+/// Spawns the command with filtered system calls. Its signals are confined to the processes that it starts, so they do not
+/// reach this process, which would forward them. For that, a thread confines itself, because the command inherits from
+/// the thread that spawns it.
+fn spawn_confined(command: &mut Command, unix_sockets: bool) -> Result<io::Result<Child>, IsolationError> {
+    thread::scope(|scope| {
+        let spawning = scope.spawn(|| {
+            let group_signals = privilege::confine_signals().is_ok();
+            syscalls::deny(unix_sockets, !group_signals).map_err(failed("filtering system calls"))?;
+            Ok(command.spawn())
+        });
+        spawning.join().unwrap_or_else(|_| Err(IsolationError("spawning the command".to_owned())))
     })
 }
 

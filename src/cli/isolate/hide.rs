@@ -14,9 +14,9 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_
 
 use super::{CERTIFICATES, IsolationError, failed, namespace};
 
-/// Directories where services create their sockets. The whole directory is covered, so that sockets created later are
-/// hidden, too.
-const SOCKET_DIRS: [&str; 4] = ["/run", "/var/run", "/tmp/.X11-unix", "/tmp/.ICE-unix"];
+/// Directories where services create their sockets, and that of message queues. The whole directory is covered, so that
+/// those created later are hidden, too.
+const SHARED_DIRS: [&str; 5] = ["/run", "/var/run", "/tmp/.X11-unix", "/tmp/.ICE-unix", "/dev/mqueue"];
 const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 /// Variables that name sockets in other ways than by an existing path.
 const SOCKET_VARIABLES: [&str; 5] =
@@ -49,7 +49,7 @@ impl HiddenPaths {
             Ok((name, content))
         };
         Ok(Self {
-            directories: SOCKET_DIRS.iter().map(PathBuf::from).chain(runtime).collect(),
+            directories: SHARED_DIRS.iter().map(PathBuf::from).chain(runtime).collect(),
             sockets: bound_sockets(&table)
                 .into_iter()
                 .chain(named.into_iter().flat_map(|(_, sockets)| sockets))

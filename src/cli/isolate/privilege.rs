@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::RawFd;
 
+use landlock::{CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError, Scope};
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
@@ -61,6 +62,13 @@ pub(super) fn drop_for_command() -> Result<(), IsolationError> {
     } else {
         drop_all().map_err(failed("dropping privileges"))
     }
+}
+
+/// Confines the signals of this thread and its future children to these children (Linux 6.12). The command is in the process
+/// group of its caller, as job control needs, and a PID namespace does not confine signals to the own group.
+pub(super) fn confine_signals() -> Result<(), RulesetError> {
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal)?;
+    ruleset.create()?.restrict_self().map(drop)
 }
 
 /// Drops all privileges, and those that an exec could restore: by root's user id, file capabilities or setuid bits.

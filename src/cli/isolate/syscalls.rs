@@ -5,12 +5,14 @@ use seccompiler::{Error, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition
 
 use super::super::seccomp::{self, Rules, X32, add};
 
-/// Denies the system calls to this process and its future children.
-pub(super) fn deny(unix_sockets: bool) -> Result<(), Error> {
+/// Denies the system calls to this process and its future children. `group_signals` denies signals to the own process
+/// group.
+pub(super) fn deny(unix_sockets: bool, group_signals: bool) -> Result<(), Error> {
     seccomp::deny(libc::EAFNOSUPPORT, socket_family_rules(unix_sockets)?)?;
     if unix_sockets {
         seccomp::deny(libc::EPERM, mount_rules())?;
     }
+    seccomp::deny(libc::EPERM, process_group_rules(group_signals)?)?;
     seccomp::deny(libc::EPERM, other_rules()?)
 }
 
@@ -56,6 +58,24 @@ fn socket_family_rules(unix_sockets: bool) -> Result<Rules, Error> {
     let mut rules = Rules::new();
     add(&mut rules, libc::SYS_socket, vec![SeccompRule::new(none_of_them)?]);
     add(&mut rules, libc::SYS_socketpair, pairs);
+    Ok(rules)
+}
+
+/// Returns rules against system calls that act on the own process group, written as 0, which may be that of the caller.
+/// It has other numbers in no PID namespace but the caller's.
+fn process_group_rules(signals: bool) -> Result<Rules, Error> {
+    const PRIO_PGRP: i32 = libc::PRIO_PGRP as i32;
+    const IOPRIO_WHO_PGRP: i32 = 2;
+    let own = |which| -> Result<_, Error> {
+        let conditions = vec![compare(0, SeccompCmpOp::Eq, which)?, compare(1, SeccompCmpOp::Eq, 0)?];
+        Ok(vec![SeccompRule::new(conditions)?])
+    };
+    let mut rules = Rules::new();
+    add(&mut rules, libc::SYS_setpriority, own(PRIO_PGRP)?);
+    add(&mut rules, libc::SYS_ioprio_set, own(IOPRIO_WHO_PGRP)?);
+    if signals {
+        add(&mut rules, libc::SYS_kill, vec![SeccompRule::new(vec![compare(0, SeccompCmpOp::Eq, 0)?])?]);
+    }
     Ok(rules)
 }
 

@@ -246,7 +246,8 @@ async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {
         assert_eq!(lines[0], want, "{words}");
         // The third is the descriptor through which the directory is read.
         assert_eq!(lines[1], "0 1 2 3", "{out}");
-        assert_eq!(lines[2], "/proc/1 /proc/2", "{out}");
+        // Number 2 was the thread that spawned the command.
+        assert_eq!(lines[2], "/proc/1 /proc/3", "{out}");
         assert_eq!(lines[3..5], ["ca-bundle.pem", "ca.pem"], "without keys, record and socket");
         assert_eq!(lines[5..7], [id.to_string().as_str(), place.dir().to_str().unwrap()]);
         assert!(lines[8].contains("HTTPS_PROXY ") && !lines[8].contains("SSH_AUTH") && !lines[8].contains("DBUS"));
@@ -375,6 +376,52 @@ impl Drop for Ended {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The process group is that of the caller, as job control needs, but signals and priorities stay inside. The script is
+/// run on a kernel with Landlock and, by a filter of its own, on one without.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and python3"]
+async fn the_command_cannot_signal_the_process_group_of_its_caller() {
+    for (user, landlock) in users().into_iter().flat_map(|user| [(user, true), (user, false)]) {
+        let place = Place::new().await;
+        fs::write(place.path("group.py"), include_str!("group.py")).unwrap();
+        fs::set_permissions(place.path("group.py"), fs::Permissions::from_mode(0o644)).unwrap();
+        let mut command = Command::new("python3");
+        command.args(["group.py", if landlock { "landlock" } else { "none" }]);
+        place.as_user(&mut command, user);
+        command.process_group(0);
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        // With Landlock, the signal reaches the members of the group that are inside, and each of them once.
+        let first = if landlock { "term\nterm\n" } else { "kill: 1\n" };
+        assert_eq!(
+            out,
+            format!("{first}priority: 1\nioprio: 1\nown group: term\noutside: alive\n"),
+            "{user:?} {words}"
+        );
+    }
+}
+
+/// A queue that a mounted file system shows can be used from another IPC namespace.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces, root and unshare"]
+async fn message_queues_of_the_machine_are_hidden() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = Place::new().await;
+    let script = "set -e; mkdir dev; mount -t tmpfs none dev; mkdir dev/mqueue; \
+                  for d in null urandom; do touch dev/$d; mount --bind /dev/$d dev/$d; done; \
+                  mount --rbind dev /dev; mount -t mqueue none /dev/mqueue; touch /dev/mqueue/queue; ls /dev/mqueue; \
+                  setpriv --reuid 65534 --regid 65534 --clear-groups \
+                  ./exeat run -q -c run.toml --task t --isolate -- ls -A /dev /dev/mqueue";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]);
+    place.as_user(&mut command, None);
+    let output = output(command).await;
+    let want = "queue\n/dev:\nmqueue\nnull\nurandom\n\n/dev/mqueue:\n";
+    assert_eq!(text(&output.stdout), want, "{}", text(&output.stderr));
 }
 
 #[tokio::test(flavor = "multi_thread")]
