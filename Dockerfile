@@ -14,5 +14,6 @@ USER 65532:65532
 ENV EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat TMPDIR=/var/lib/exeat
 VOLUME /var/lib/exeat
 EXPOSE 3128
+HEALTHCHECK --interval=10s --timeout=6s --start-period=5s CMD ["/exeat", "health"]
 ENTRYPOINT ["/exeat"]
 CMD ["serve"]

@@ -14,6 +14,7 @@ exeat, sandbox = compose["services"]["exeat"], compose["services"]["sandbox"]
 assert sandbox["networks"] == ["inside"] and "network_mode" not in sandbox and "ports" not in exeat
 assert compose["networks"]["inside"] == {"internal": True}
 assert all(not volume.startswith("state") for volume in sandbox["volumes"]), "the CA's key is in the state"
+assert sandbox["depends_on"] == {"exeat": {"condition": "service_healthy"}}
 assert exeat["read_only"] and exeat["cap_drop"] == ["ALL"]
 
 policies = {policy["metadata"]["name"]: policy["spec"] for policy in documents["kubernetes/network.yaml"]}
@@ -33,6 +34,9 @@ for pod in pods:
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
         assert context["capabilities"] == {"drop": ["ALL"]}
+probes = pods[0]["spec"]["containers"][0]
+assert probes["readinessProbe"]["exec"]["command"] == ["/exeat", "health"], "the admin listener is on the loopback"
+assert probes["livenessProbe"]["exec"]["command"] == ["/exeat", "health", "--live"]
 assert pods[0]["metadata"]["labels"] == proxy and pods[1]["metadata"]["labels"] != proxy
 named = documents["kubernetes/kustomization.yaml"][0]["resources"]
 assert all(f"kubernetes/{name}" in documents for name in named)

@@ -47,6 +47,9 @@ inside "$work/image" /exeat serve 2>"$work/said" & served=$!
 for _ in $(seq 200); do grep -q '^exeat: ' "$work/said" && break; sleep 0.1; done
 grep -q '^exeat: ready' "$work/said" || fail "it does not come up: $(cat "$work/said")"
 grep -q 'no DNS server is configured' "$work/said" || fail "it says nothing about DNS: $(cat "$work/said")"
+at="$(sed -n 's/^exeat: ready;.* admin on //p' "$work/said")"
+state="$( (inside "$work/image" /exeat --admin "http://$at" health) )"
+[ "$state" = ready ] || fail "it is not healthy: $state"
 kill "$served"
 wait "$served" || fail "it does not drain: $(cat "$work/said")"
 served=

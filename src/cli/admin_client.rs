@@ -34,6 +34,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum size of a response body, in bytes.
 const MAX_RESPONSE: usize = 64_000_000;
+/// The maximum size of a response of plain text, in bytes.
+const MAX_TEXT: usize = 1_000;
 /// The variable with the admin token. It takes precedence over all other sources.
 const TOKEN_VARIABLE: &str = "EXEAT_ADMIN_TOKEN";
 /// The options that select another daemon than the configured one, for messages.
@@ -149,12 +151,7 @@ impl AdminClient {
         let admin = admin.filter(|text| !text.is_empty());
         let env_token =
             std::env::var_os(TOKEN_VARIABLE).map(|token| token.into_encoded_bytes()).filter(|token| !token.is_empty());
-        let configured = || {
-            paths::admin_address(config).map_err(|problems| {
-                paths::report_problems(config, &problems);
-                Exit::Usage
-            })
-        };
+        let configured = || configured(config);
         let given = match admin {
             Some(text) => Some(Endpoint::from_option(text)?),
             None => None,
@@ -181,6 +178,32 @@ impl AdminClient {
                 Err(Exit::Failed)
             }
         }
+    }
+
+    /// Finds the daemon as [`Self::find`] does, for requests that need no token.
+    pub(super) fn without_token(config: Option<&Path>, admin: Option<&str>) -> Result<Self, Exit> {
+        let (endpoint, endpoint_source) = match admin.filter(|text| !text.is_empty()) {
+            Some(text) => (Endpoint::from_option(text)?, ADDRESS_OPTION.to_owned()),
+            None => (Endpoint::from_config(&configured(config)?)?, config_source(config)),
+        };
+        Ok(Self { endpoint, endpoint_source, token: None })
+    }
+
+    /// Sends a request and returns a response of plain text.
+    pub(super) async fn text(
+        &self,
+        request: &AdminRequest<'_>,
+        within: Duration,
+    ) -> Result<(StatusCode, String), AdminError> {
+        let answered = timeout(within, self.exchange(request)).await;
+        let (status, body) = answered.map_err(|_| AdminError::TimedOut(self.endpoint.to_string()))??;
+        let text = std::str::from_utf8(&body).ok().filter(|text| text.len() <= MAX_TEXT);
+        Ok((status, text.ok_or_else(|| self.not_exeat())?.to_owned()))
+    }
+
+    /// Returns the error for an answer that no exeat gives.
+    pub(super) fn not_exeat(&self) -> AdminError {
+        AdminError::NotExeat(self.endpoint.to_string())
     }
 
     async fn send(&self, request: &AdminRequest<'_>) -> Result<Value, AdminError> {
@@ -400,6 +423,14 @@ impl Token {
             Err(why) => Err(format!("{from}: {why}")),
         }
     }
+}
+
+/// Returns the admin listener of the configuration, or reports its problems.
+fn configured(config: Option<&Path>) -> Result<AdminAddress, Exit> {
+    paths::admin_address(config).map_err(|problems| {
+        paths::report_problems(config, &problems);
+        Exit::Usage
+    })
 }
 
 fn config_source(config: Option<&Path>) -> String {

@@ -13,6 +13,7 @@ mod execution;
 mod explain;
 mod handover;
 mod harden;
+mod health;
 mod isolate;
 mod manual;
 mod paths;
@@ -95,6 +96,14 @@ enum Command {
     /// is read from EXEAT_ADMIN_TOKEN, from the source in the configuration, or from the state directory. On a Unix
     /// socket, the daemon's own user needs no token.
     Execution(execution::ExecutionArgs),
+    /// Ask the running daemon whether it is ready, without a token: for health checks in containers
+    ///
+    /// Prints the answer of `GET /readyz`. Exits with status 1 if the daemon is not ready or cannot be asked within 5 s.
+    Health {
+        /// Only ask whether the daemon answers, as `GET /healthz` does
+        #[arg(long)]
+        live: bool,
+    },
     /// List the pending approvals
     Approvals {
         /// Print the list as JSON
@@ -218,6 +227,7 @@ pub fn main() -> ExitCode {
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Execution(args) => execution::run(config, admin, &args).into(),
+        Command::Health { live } => health::run(config, admin, live).into(),
         Command::Approvals { json } => approval::list(config, admin, json).into(),
         Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
         Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),

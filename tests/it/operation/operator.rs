@@ -448,6 +448,37 @@ async fn every_unexpected_answer_is_reported_as_an_error() {
     }
 }
 
+/// The health check of a container needs neither a token nor a valid rest of the configuration, and has two exit codes.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_asks_the_daemon_without_a_token() {
+    let stage = start(TCP).await;
+    fs::remove_file(stage.lab.dir.path().join("admin.token")).unwrap();
+    assert_eq!(stage.run_successfully(&["health"]).await, "ready\n");
+    assert_eq!(stage.run_successfully(&["health", "--live"]).await, "ok\n");
+    let with = |status: &str, body: &str| format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let rows = [
+        (
+            with("503 Service Unavailable", "the ledger cannot be used\n"),
+            "exeat: not ready: the ledger cannot be used\n",
+        ),
+        (with("503 Service Unavailable", "\u{1b}[31mred"), "exeat: not ready: \u{fffd}[31mred\n"),
+        (with("503 Service Unavailable", &"x".repeat(1_001)), "is not an exeat admin listener"),
+        (with("200 OK", "<html>"), "is not an exeat admin listener"),
+        (with("404 Not Found", "no such page\n"), "is not an exeat admin listener"),
+        (String::new(), "closed the connection before the response was complete"),
+    ];
+    for (answer, words) in rows {
+        let (server, dir) = scripted_raw(answer.clone()).await;
+        let said = failed(asking(dir.path(), &server, &["health"]), 1).await;
+        assert!(said.contains(words), "{answer:?}: {said}");
+        assert!(!server.last_request().contains(OPERATOR), "no token is sent");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let said = failed(exeat(dir.path(), &["--admin", "unix:nothing.sock", "health"]), 1).await;
+    assert!(said.contains("is `exeat serve` running?"), "{said}");
+    failed(exeat(dir.path(), &["-c", "nothing.toml", "health"]), 1).await;
+}
+
 /// Text that a sandbox can influence is escaped before it reaches a terminal.
 #[tokio::test(flavor = "multi_thread")]
 async fn tool_calls_are_shown_in_columns() {
