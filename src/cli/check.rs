@@ -6,6 +6,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::terminal::{print, say};
 use super::{Exit, paths};
+use crate::daemon::precheck::{self, Found};
 use crate::daemon::vault;
 use crate::flow::webhooks::{self, WebhookProblem};
 use crate::model::descriptors::Descriptors;
@@ -18,8 +19,14 @@ use crate::tls::upstream::UpstreamTls;
 pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
     let (problems, warnings) = match paths::load(config) {
         Ok(config) => {
-            let (mut problems, mut warnings) = (vault_problems(&config.settings.vault), config.warnings);
+            let Found { mut problems, warnings: more } = precheck::find(&config.settings);
+            // Without a state directory, every file in it would be a problem of its own.
+            if problems.iter().all(|problem| problem.path != "state_dir") {
+                problems.extend(vault_problems(&config.settings.vault));
+            }
+            let mut warnings = config.warnings;
             warnings.extend(config.policy.weak_values());
+            warnings.extend(more);
             if online {
                 let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);

@@ -14,7 +14,7 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 
 use super::seccomp::{self, Rules, add};
 use crate::files;
-use crate::policy::settings::{LedgerAt, ListenAt, Settings, Source};
+use crate::policy::settings::{ListenAt, Settings, Source};
 
 /// Paths of the system's configuration, root certificates and random numbers.
 const SYSTEM_PATHS: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
@@ -156,12 +156,13 @@ fn written_files(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
         Source::File(key) => Some(key),
         Source::Env(_) | Source::Secret(_) => None,
     };
-    let ledger = match &settings.ledger {
-        LedgerAt::Embedded(path) => Some(path),
-        LedgerAt::Memory | LedgerAt::Shared { .. } => None,
-    };
     let files = [&settings.vault.path, &settings.interception.ca_cert];
-    files.into_iter().chain(&settings.interception.ca_key).chain(key).chain(ledger).chain(&settings.audit.path)
+    files
+        .into_iter()
+        .chain(&settings.interception.ca_key)
+        .chain(key)
+        .chain(settings.ledger.file())
+        .chain(&settings.audit.path)
 }
 
 fn apply_landlock(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {

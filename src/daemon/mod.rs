@@ -3,6 +3,7 @@
 mod billing;
 mod find_journal;
 mod ledger;
+pub mod precheck;
 mod preparation;
 pub mod reload;
 pub mod vault;
@@ -10,6 +11,7 @@ pub mod vault;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -342,25 +344,31 @@ pub fn audit_location(settings: &Settings) -> LogLocation {
 /// Returns the hash of the configured token, else of `EXEAT_ADMIN_TOKEN`, else of the token in the state directory,
 /// which is created at the first start.
 fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
+    let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
+    admin_token_from(settings, |path| files::read_or_create(path, make))
+        .map_err(|error| StartError::AdminToken(error.to_string()))
+}
+
+/// Returns the hash of the admin token. `read` reads that of the state directory. The errors name the file.
+fn admin_token_from(
+    settings: &Settings,
+    read: impl FnOnce(&Path) -> io::Result<Zeroizing<Vec<u8>>>,
+) -> io::Result<TokenHash> {
     let env = |name: &str| std::env::var(name).ok();
     let token = match &settings.admin.token {
-        Some(source) => {
-            source::read_source(source, &env).map_err(|why| StartError::AdminToken(why.to_string()))?.expose().to_vec()
-        }
+        Some(source) => source::read_source(source, &env).map_err(io::Error::other)?.expose().to_vec(),
         None => match env("EXEAT_ADMIN_TOKEN") {
             Some(token) => token.into_bytes(),
             None => {
                 let path = settings.state_dir.join("admin.token");
-                let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
-                let token =
-                    files::read_or_create(&path, make).map_err(|error| StartError::AdminToken(error.to_string()))?;
-                token.trim_ascii_end().to_vec()
+                let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+                read(&path).map_err(named)?.trim_ascii_end().to_vec()
             }
         },
     };
     let token = Zeroizing::new(token);
     if token.len() < TokenHash::MIN_TOKEN {
-        return Err(StartError::AdminToken(format!("it has fewer than {} bytes", TokenHash::MIN_TOKEN)));
+        return Err(io::Error::other(format!("it has fewer than {} bytes", TokenHash::MIN_TOKEN)));
     }
     Ok(TokenHash::of(&token))
 }

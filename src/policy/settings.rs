@@ -211,6 +211,17 @@ pub enum LedgerAt {
     },
 }
 
+impl LedgerAt {
+    /// Returns the ledger's file, if it is in one.
+    #[must_use]
+    pub fn file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Embedded(path) => Some(path),
+            Self::Memory | Self::Shared { .. } => None,
+        }
+    }
+}
+
 /// `[audit]`: the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {

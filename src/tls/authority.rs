@@ -30,6 +30,8 @@ const LEAF_REUSE: Duration = Duration::from_secs(24 * 3600);
 const LEAF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The time by which a leaf's validity is backdated, because the clocks of sandboxes may lag by more than a day.
 const LEAF_PAST: Duration = Duration::from_secs(48 * 3600);
+/// A CA that expires sooner is warned about.
+const WARNED_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 const CA_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// The CA that clients inside the sandbox trust.
@@ -63,6 +65,12 @@ pub enum AuthorityError {
     Unusable(String),
 }
 
+/// The part of a CA that cannot be used.
+enum Part {
+    Certificate,
+    Key,
+}
+
 /// Adds the file's path to an I/O error.
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
     let path = path.display().to_string();
@@ -85,7 +93,7 @@ impl Authority {
     fn ephemeral(cert: &Path) -> Result<Self, AuthorityError> {
         let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
         files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(io_error(cert))?;
-        Self::from_pem(cert_pem, &key_pem).map_err(AuthorityError::Unusable)
+        Self::from_pem(cert_pem, &key_pem).map_err(|(_, why)| AuthorityError::Unusable(why))
     }
 
     /// Reads the CA, or creates one (ECDSA P-256) if neither file exists. The key's mode is 0600.
@@ -120,32 +128,56 @@ impl Authority {
         }
         let key_pem = files::read_private(key).map_err(io_error(key))?;
         let cert_pem = fs::read_to_string(cert).map_err(io_error(cert))?;
-        let key_pem = std::str::from_utf8(&key_pem).map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-        Self::from_pem(cert_pem, key_pem).map_err(AuthorityError::Unusable)
+        // Without the key's text, the error is that it is no PEM file.
+        let key_pem = std::str::from_utf8(&key_pem).unwrap_or_default();
+        Self::from_pem(cert_pem, key_pem).map_err(|(part, why)| {
+            let path = match part {
+                Part::Certificate => cert,
+                Part::Key => key,
+            };
+            AuthorityError::Unusable(format!("{}: {why}", path.display()))
+        })
     }
 
-    fn from_pem(ca_pem: String, key_pem: &str) -> Result<Self, String> {
-        let key = KeyPair::from_pem(key_pem).map_err(|error| error.to_string())?;
-        let ca_der = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|error| error.to_string())?;
-        let (_, parsed) = x509_parser::parse_x509_certificate(&ca_der).map_err(|error| error.to_string())?;
+    /// Reads the CA as [`Self::load_or_create`] does, or returns `None` if that would create one.
+    ///
+    /// # Errors
+    /// As [`Self::load_or_create`].
+    pub fn existing(cert: &Path, key: &Path) -> Result<Option<Self>, AuthorityError> {
+        if !cert.exists() && !key.exists() {
+            return Ok(None);
+        }
+        Self::load_locked(cert, key).map(Some)
+    }
+
+    fn from_pem(ca_pem: String, key_pem: &str) -> Result<Self, (Part, String)> {
+        let of_key = |why: String| (Part::Key, why);
+        let of_certificate = |why: String| (Part::Certificate, why);
+        let key = KeyPair::from_pem(key_pem).map_err(|_| of_key("no usable private key in PEM".to_owned()))?;
+        let ca_der = CertificateDer::from_pem_slice(ca_pem.as_bytes());
+        let ca_der = ca_der.map_err(|_| of_certificate("no certificate in PEM".to_owned()))?;
+        let parsed = x509_parser::parse_x509_certificate(&ca_der);
+        let (_, parsed) = parsed.map_err(|error| of_certificate(error.to_string()))?;
         if !parsed.is_ca() {
-            return Err("the certificate is not a CA certificate".to_owned());
+            return Err(of_certificate("the certificate is not a CA certificate".to_owned()));
         }
         if parsed.public_key().raw != key.subject_public_key_info() {
-            return Err("the key does not belong to the certificate".to_owned());
+            return Err(of_key("the key does not belong to the certificate".to_owned()));
         }
         let not_after = parsed.validity().not_after.to_datetime();
-        if not_after <= now() {
-            return Err(
-                "the certificate has expired; remove both files to create a new CA at the next start".to_owned()
-            );
+        if parsed.validity().not_before.to_datetime() > now() {
+            return Err(of_certificate("the certificate is not valid yet; check the clock".to_owned()));
         }
-        let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|error| error.to_string())?;
+        if not_after <= now() {
+            let why = "the certificate has expired; remove it and its key to create a new CA at the next start";
+            return Err(of_certificate(why.to_owned()));
+        }
+        let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|error| of_certificate(error.to_string()))?;
         Ok(Self {
             issuer,
             not_after,
-            leaf_key: KeyPair::generate().map_err(|error| error.to_string())?,
-            tickets: rustls::crypto::aws_lc_rs::Ticketer::new().map_err(|error| error.to_string())?,
+            leaf_key: KeyPair::generate().map_err(|error| of_certificate(error.to_string()))?,
+            tickets: rustls::crypto::aws_lc_rs::Ticketer::new().map_err(|error| of_certificate(error.to_string()))?,
             leaves: Cache::builder().max_capacity(CACHED_LEAVES).time_to_live(LEAF_REUSE).build(),
             ca_pem,
             ca_der: ca_der.into_owned(),
@@ -170,6 +202,13 @@ impl Authority {
     #[must_use]
     pub fn not_after(&self) -> OffsetDateTime {
         self.not_after
+    }
+
+    /// Returns the whole days until the certificate expires, if they are fewer than 30.
+    #[must_use]
+    pub fn expires_within_days(&self) -> Option<i64> {
+        let left = self.not_after - now();
+        (left < WARNED_BEFORE).then(|| left.whole_days())
     }
 
     /// Returns the configuration for a client's handshake in a tunnel to `host`. It offers h2 and http/1.1.

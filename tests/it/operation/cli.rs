@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -82,7 +84,8 @@ async fn check_warns_of_networks_that_open_everything() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(
         dir.path().join("wide.toml"),
-        "[network]\nallow_cidrs = [\"0.0.0.0/0\", \"10.1.2.3/32\"]\n[integrations.a]\nallowed_domains = [\"a.example\"]\nallow_cidrs = [\"fd00::/8\"]\n",
+        "[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+         [network]\nallow_cidrs = [\"0.0.0.0/0\", \"10.1.2.3/32\"]\n[integrations.a]\nallowed_domains = [\"a.example\"]\nallow_cidrs = [\"fd00::/8\"]\n",
     )
     .unwrap();
     let run = |args: &[&str]| exeat(dir.path(), args).output().unwrap();
@@ -97,6 +100,119 @@ async fn check_warns_of_networks_that_open_everything() {
     }
     let json: serde_json::Value = serde_json::from_slice(&run(&["check", "--json", "-c", "wide.toml"]).stdout).unwrap();
     assert_eq!(json["warnings"].as_array().map(Vec::len), Some(2));
+}
+
+/// Returns a CA certificate and key in PEM, with a validity in days from now.
+fn ca(from: i64, to: i64) -> (String, String) {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let now = time::OffsetDateTime::now_utc();
+    (params.not_before, params.not_after) = (now + time::Duration::days(from), now + time::Duration::days(to));
+    let key = rcgen::KeyPair::generate().unwrap();
+    (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+}
+
+/// `check` names what `serve` would refuse, and leaves nothing behind.
+#[tokio::test]
+async fn check_finds_what_a_start_refuses() {
+    let (pem, key) = ca(-1, 100);
+    let garbage = "garbage".to_owned();
+    let ca_rows = [
+        ((garbage.clone(), key.clone()), "s/ca.pem: no certificate in PEM"),
+        ((pem.clone(), garbage), "s/ca-key.pem: no usable private key in PEM"),
+        ((pem.clone(), ca(-1, 100).1), "s/ca-key.pem: the key does not belong to the certificate"),
+        (ca(-9, -1), "s/ca.pem: the certificate has expired"),
+        (ca(1, 100), "s/ca.pem: the certificate is not valid yet"),
+        ((pem, String::new()), "s/ca-key.pem is missing, but its counterpart exists"),
+    ];
+    let text_rows = [
+        ("[upstream]\nextra_roots = [\"a-file\"]\n", "a-file contains no usable PEM certificate"),
+        ("[proxy.tls]\ncert = \"a-file\"\nkey = \"a-file\"\n", "proxy.tls: "),
+        ("[audit]\npath = \"DIR/a-file/exeat.log\"\n", "audit.path: "),
+        ("[ledger]\npath = \"DIR/a-file/ledger\"\n", "ledger.path: "),
+        ("", "admin.token: it has fewer than 24 bytes"),
+        ("state_dir = \"DIR/a-file/s\"\n", "a-file/s: Not a directory"),
+    ];
+    let mut rows: Vec<_> = ca_rows.into_iter().map(|(pair, words)| (Some(pair), "", words)).collect();
+    rows.extend(text_rows.map(|(text, words)| (None, text, words)));
+    for (pair, settings, words) in rows {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("a-file"), "").unwrap();
+        if words.starts_with("admin.token") {
+            fs::create_dir(path("s")).unwrap();
+            fs::write(path("s/admin.token"), "short").unwrap();
+            fs::set_permissions(path("s/admin.token"), fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        if let Some((pem, key)) = &pair {
+            fs::create_dir(path("s")).unwrap();
+            fs::write(path("s/ca.pem"), pem).unwrap();
+            if !key.is_empty() {
+                fs::write(path("s/ca-key.pem"), key).unwrap();
+                fs::set_permissions(path("s/ca-key.pem"), fs::Permissions::from_mode(0o600)).unwrap();
+            }
+        }
+        let base = "state_dir = \"s\"\n[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n";
+        let mut table: toml::Table = base.parse().unwrap();
+        for (section, value) in
+            settings.replace("DIR", &dir.path().display().to_string()).parse::<toml::Table>().unwrap()
+        {
+            match (table.get_mut(&section).and_then(toml::Value::as_table_mut), value) {
+                (Some(known), toml::Value::Table(new)) => known.extend(new),
+                (_, value) => drop(table.insert(section, value)),
+            }
+        }
+        fs::write(path("e.toml"), table.to_string()).unwrap();
+        let before = names(dir.path());
+        let output = exeat(dir.path(), &["check", "-c", "e.toml"]).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{settings} {words}: {said}");
+        assert!(said.contains(words) && said.contains("e.toml: 1 problem\n"), "{words:?} is missing: {said}");
+        assert_eq!(names(dir.path()), before, "nothing is created");
+        let output = exeat(dir.path(), &["serve", "--no-confine", "-c", "e.toml"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{settings} {words}: {}", text(&output.stderr));
+    }
+}
+
+/// Returns the names in a directory and those in its directories.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut names: Vec<_> = entries
+        .flat_map(|path| {
+            let below = if path.is_dir() { names(&path) } else { Vec::new() };
+            below.into_iter().chain([path.display().to_string()])
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// Neither stops a start for certain: the address may be that of the running daemon.
+#[tokio::test]
+async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap();
+    let socket = dir.path().join("admin.sock");
+    let _served = UnixListener::bind(&socket).unwrap();
+    let (pem, key) = ca(-1, 10);
+    fs::create_dir(dir.path().join("s")).unwrap();
+    fs::write(dir.path().join("s/ca.pem"), pem).unwrap();
+    fs::write(dir.path().join("s/ca-key.pem"), key).unwrap();
+    fs::set_permissions(dir.path().join("s/ca-key.pem"), fs::Permissions::from_mode(0o600)).unwrap();
+    let config =
+        format!("state_dir = \"s\"\n[proxy]\nlisten = [\"{at}\"]\n[admin]\nlisten = \"unix:{}\"\n", socket.display());
+    fs::write(dir.path().join("e.toml"), config).unwrap();
+    let output = exeat(dir.path(), &["check", "-c", "e.toml"]).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for words in [
+        format!("warning: proxy.listen: {at}: Address already in use"),
+        format!("warning: admin.listen: unix:{}: address in use", socket.display()),
+        "s/ca.pem expires in 9 days".to_owned(),
+    ] {
+        assert!(said.contains(&words), "{words}: {said}");
+    }
 }
 
 #[tokio::test]
