@@ -277,6 +277,9 @@ fn services(
     written: mpsc::Sender<Written>,
 ) -> Result<(Services, String), StartError> {
     let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
+    if let Some(days) = authority.expires_within_days() {
+        tracing::warn!(days, "the certificate of the interception CA expires soon");
+    }
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);

@@ -61,7 +61,7 @@ pub fn find(settings: &Settings) -> Found {
         found.problem("proxy.tls", error, "");
     }
     if settings.admin.listen.is_some() && settings.state_dir.exists() {
-        match admin_token_from(settings, |path| files::read_private(path)) {
+        match admin_token_from(settings, files::read_private) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 found.problem("admin.token", error, "");
             }

@@ -333,8 +333,9 @@ impl<const RADIX: u32> List<RADIX> {
 /// Returns true for a byte that may separate two numbers.
 const fn is_separator(byte: u8, radix: u32) -> bool {
     match byte {
-        b',' | b';' | b' ' | b'\t' | b'\r' | b'\n' => true,
-        b'-' | b':' | b'.' | b'_' | b'|' | b'/' => radix == 16,
+        b',' | b';' | b' ' | b'\t' | b'\r' | b'\n' | b'-' | b'.' | b'_' | b'|' | b'/' => true,
+        // In a decimal list, it follows a key.
+        b':' => radix == 16,
         _ => false,
     }
 }
@@ -406,6 +407,9 @@ mod tests {
             list(&decimal, ", "),
             list(&decimal, ",\n        "),
             list(&decimal, " "),
+            list(&decimal, "."),
+            list(&decimal, "|"),
+            list(&decimal, "\n  - "),
             list(&hex, "-"),
             list(&upper, ":"),
             list(&hex, " "),

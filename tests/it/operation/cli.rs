@@ -152,8 +152,7 @@ async fn check_finds_what_a_start_refuses() {
                 fs::set_permissions(path("s/ca-key.pem"), fs::Permissions::from_mode(0o600)).unwrap();
             }
         }
-        let base = "state_dir = \"s\"\n[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n";
-        let mut table: toml::Table = base.parse().unwrap();
+        let mut table: toml::Table = OWN_STATE.parse().unwrap();
         for (section, value) in
             settings.replace("DIR", &dir.path().display().to_string()).parse::<toml::Table>().unwrap()
         {
@@ -213,7 +212,12 @@ async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
     ] {
         assert!(said.contains(&words), "{words}: {said}");
     }
+    fs::write(dir.path().join("e.toml"), OWN_STATE).unwrap();
+    let served = Served::start(exeat(dir.path(), &["serve", "--no-confine", "-c", "e.toml"]));
+    assert!(served.stderr().contains("the certificate of the interception CA expires soon"), "{}", served.stderr());
 }
+
+const OWN_STATE: &str = "state_dir = \"s\"\n[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n";
 
 #[tokio::test]
 async fn explain_predicts_the_decision_and_sends_nothing() {
