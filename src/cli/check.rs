@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::terminal::{print, say};
 use super::{Exit, paths};
-use crate::daemon::precheck::{self, Found};
+use crate::daemon::precheck::{self, Found, STATE_DIR};
 use crate::daemon::vault;
 use crate::flow::webhooks::{self, WebhookProblem};
 use crate::model::descriptors::Descriptors;
@@ -21,7 +21,7 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
         Ok(config) => {
             let Found { mut problems, warnings: more } = precheck::find(&config.settings);
             // Without a state directory, every file in it would be a problem of its own.
-            if problems.iter().all(|problem| problem.path != "state_dir") {
+            if problems.iter().all(|problem| problem.path != STATE_DIR) {
                 problems.extend(vault_problems(&config.settings.vault));
             }
             let mut warnings = config.warnings;

@@ -16,8 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const READY: (&str, &str) = ("/readyz", "ready\n");
 const LIVE: (&str, &str) = ("/healthz", "ok\n");
 
-/// Prints the state of the daemon, or with `live` only whether it answers. Returns [`Exit::Failed`] if it is not ready or cannot be asked, whatever the reason,
-/// because container engines reserve other codes.
+/// Prints the state of the daemon, or with `live` only whether it answers. Returns [`Exit::Failed`] if it is not ready or
+/// cannot be asked, whatever the reason, because container engines reserve other codes.
 pub(super) fn run(config: Option<&Path>, admin: Option<&str>, live: bool) -> Exit {
     let Ok(client) = AdminClient::without_token(config, admin) else { return Exit::Failed };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

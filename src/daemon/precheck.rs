@@ -2,11 +2,11 @@
 
 use std::io;
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::admin_token_from;
 use crate::files;
@@ -17,6 +17,9 @@ use crate::policy::settings::{ListenAt, Roots, Settings};
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
+
+/// The key of the state directory, as the path of a problem.
+pub const STATE_DIR: &str = "state_dir";
 
 /// The problems that stop a start, and the warnings.
 #[derive(Default)]
@@ -60,7 +63,9 @@ pub fn find(settings: &Settings) -> Found {
     if let Err(error) = ConnectionSetup::new(&settings.proxy) {
         found.problem("proxy.tls", error, "");
     }
-    if settings.admin.listen.is_some() && settings.state_dir.exists() {
+    // Without a state directory, the token in it would be a problem of its own.
+    let has_state = found.problems.iter().all(|problem| problem.path != STATE_DIR);
+    if settings.admin.listen.is_some() && has_state {
         match admin_token_from(settings, files::read_private) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 found.problem("admin.token", error, "");
@@ -68,7 +73,7 @@ pub fn find(settings: &Settings) -> Found {
             _ => {}
         }
     }
-    for at in settings.proxy.listen.iter() {
+    for at in &settings.proxy.listen {
         check_address("proxy.listen", at, &mut found);
     }
     if let Some(at) = &settings.admin.listen {
@@ -85,7 +90,7 @@ fn check_directories(settings: &Settings, found: &mut Found) {
             found.problem(path, format_args!("{}: {error}", directory.display()), suggestion);
         }
     };
-    check("state_dir", &settings.state_dir);
+    check(STATE_DIR, &settings.state_dir);
     let files =
         [("audit.path", settings.audit.path.as_deref()), ("ledger.path", settings.ledger.file().map(PathBuf::as_path))];
     for (path, file) in files {
@@ -129,9 +134,21 @@ fn check_address(path: &str, at: &ListenAt, found: &mut Found) {
     let error = match at {
         ListenAt::Tcp(address) => TcpListener::bind(address).err(),
         // A daemon replaces a socket that nobody serves.
-        ListenAt::Unix(socket) => UnixStream::connect(socket).ok().map(|_| io::ErrorKind::AddrInUse.into()),
+        ListenAt::Unix(socket) => is_served(socket).then(|| io::ErrorKind::AddrInUse.into()),
     };
     if let Some(error) = error {
         found.warning(path, format_args!("{at}: {error}; if that is a running exeat, ignore this"), "");
+    }
+}
+
+/// Returns true if a process listens on the socket, also if it does not accept connections.
+fn is_served(path: &Path) -> bool {
+    let connected = SockAddr::unix(path).and_then(|address| {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        socket.connect(&address)
+    });
+    match connected {
+        Ok(()) => true,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }

@@ -49,11 +49,12 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
 /// the thread that spawns it.
 fn spawn_confined(command: &mut Command, unix_sockets: bool) -> Result<io::Result<Child>, IsolationError> {
     thread::scope(|scope| {
-        let spawning = scope.spawn(|| {
+        let spawning = thread::Builder::new().spawn_scoped(scope, || {
             let group_signals = privilege::confine_signals().is_ok();
             syscalls::deny(unix_sockets, !group_signals).map_err(failed("filtering system calls"))?;
             Ok(command.spawn())
         });
+        let spawning = spawning.map_err(failed("starting a thread"))?;
         spawning.join().unwrap_or_else(|_| Err(IsolationError("spawning the command".to_owned())))
     })
 }
