@@ -27,7 +27,8 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
             let mut warnings = config.warnings;
             warnings.extend(config.policy.weak_values());
             warnings.extend(more);
-            if online {
+            // The check of the webhooks needs the roots and the resolver.
+            if online && problems.iter().all(|problem| !matches!(&*problem.path, "upstream" | "dns")) {
                 let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);
                 warnings.extend(unresolved);

@@ -1,8 +1,10 @@
 //! Finds what a start would refuse, without creating or changing anything: for `exeat check`.
 
+use std::fs;
 use std::io;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
@@ -13,7 +15,7 @@ use crate::files;
 use crate::flow::listener::ConnectionSetup;
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
-use crate::policy::settings::{ListenAt, Roots, Settings};
+use crate::policy::settings::{ListenAt, Roots, Settings, Source};
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
@@ -26,7 +28,7 @@ pub const STATE_DIR: &str = "state_dir";
 pub struct Found {
     /// The problems that stop a start.
     pub problems: Vec<Problem>,
-    /// What may stop a start, or will soon.
+    /// Problems that may stop a start now, or will soon.
     pub warnings: Vec<Problem>,
 }
 
@@ -48,7 +50,7 @@ fn problem(path: &str, problem: impl ToString, suggestion: &str) -> Problem {
 #[must_use]
 pub fn find(settings: &Settings) -> Found {
     let mut found = Found::default();
-    check_directories(settings, &mut found);
+    check_files(settings, &mut found);
     check_authority(settings, &mut found);
     let system = settings.upstream.roots == Roots::System;
     match UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls) {
@@ -82,21 +84,35 @@ pub fn find(settings: &Settings) -> Found {
     found
 }
 
-/// Checks that the directories of the files that are written exist and are writable, or can be created.
-fn check_directories(settings: &Settings, found: &mut Found) {
-    let suggestion = "a directory that the daemon's user may write";
-    let mut check = |path: &str, directory: &Path| {
-        if let Err(error) = writable(directory) {
-            found.problem(path, format_args!("{}: {error}", directory.display()), suggestion);
-        }
+/// Checks that the files that are written can be, or that they can be created.
+fn check_files(settings: &Settings, found: &mut Found) {
+    let suggestion = "a place that the daemon's user may write";
+    if let Err(error) = writable(&settings.state_dir) {
+        found.problem(STATE_DIR, format_args!("{}: {error}", settings.state_dir.display()), suggestion);
+    }
+    let key = match &settings.vault.key {
+        Source::File(key) => Some(key),
+        Source::Env(_) | Source::Secret(_) => None,
     };
-    check(STATE_DIR, &settings.state_dir);
-    let files =
-        [("audit.path", settings.audit.path.as_deref()), ("ledger.path", settings.ledger.file().map(PathBuf::as_path))];
-    for (path, file) in files {
-        let Some(directory) = file.map(files::folder) else { continue };
-        if directory != settings.state_dir {
-            check(path, directory);
+    // Those that a start only reads, once they exist, are checked where they are read.
+    let created = [
+        ("interception.ca_cert", Some(&settings.interception.ca_cert)),
+        ("interception.ca_key", settings.interception.ca_key.as_ref()),
+        ("vault.path", Some(&settings.vault.path)),
+        ("vault.key", key),
+    ];
+    let written = [("audit.path", settings.audit.path.as_ref()), ("ledger.path", settings.ledger.file())];
+    let created = created.into_iter().filter_map(|(path, file)| Some((path, file?, false)));
+    let written = written.into_iter().filter_map(|(path, file)| Some((path, file?, true)));
+    for (path, file, is_written) in created.chain(written) {
+        let result = match access(file, Access::EXISTS) {
+            Err(_) if file.parent() == Some(&settings.state_dir) => Ok(()),
+            Err(_) => writable(files::folder(file)),
+            Ok(()) if is_written => access(file, Access::READ_OK | Access::WRITE_OK).map_err(Into::into),
+            Ok(()) => Ok(()),
+        };
+        if let Err(error) = result {
+            found.problem(path, format_args!("{}: {error}", file.display()), suggestion);
         }
     }
 }
@@ -131,13 +147,32 @@ fn check_authority(settings: &Settings, found: &mut Found) {
 
 /// Warns of an address that cannot be bound now. It may be that of the running daemon, or be passed by the service manager.
 fn check_address(path: &str, at: &ListenAt, found: &mut Found) {
-    let error = match at {
-        ListenAt::Tcp(address) => TcpListener::bind(address).err(),
-        // A daemon replaces a socket that nobody serves.
-        ListenAt::Unix(socket) => is_served(socket).then(|| io::ErrorKind::AddrInUse.into()),
+    let result = match at {
+        ListenAt::Tcp(address) => bind(*address),
+        ListenAt::Unix(socket) => check_socket(socket),
     };
-    if let Some(error) = error {
-        found.warning(path, format_args!("{at}: {error}; if that is a running exeat, ignore this"), "");
+    let Err(error) = result else { return };
+    match error.kind() {
+        io::ErrorKind::AddrInUse => found.warning(path, format_args!("{at} is in use, perhaps by a running exeat"), ""),
+        _ => found.warning(path, format_args!("{at}: {error}"), ""),
+    }
+}
+
+/// Binds an address for a moment, without listening.
+fn bind(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())
+}
+
+/// Checks that a Unix socket can be created: a daemon replaces one that nobody serves, and nothing else.
+fn check_socket(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => writable(files::folder(path)),
+        Err(error) => Err(error),
+        Ok(found) if !found.file_type().is_socket() => Err(io::ErrorKind::AlreadyExists.into()),
+        Ok(_) if is_served(path) => Err(io::ErrorKind::AddrInUse.into()),
+        Ok(_) => Ok(()),
     }
 }
 

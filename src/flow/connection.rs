@@ -92,7 +92,7 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
         gate.end_after_request();
     }
     match result {
-        Ok(Handled::Answered(answer)) => websocket::respond(client, upgrade, answer, record).await,
+        Ok(Handled::Answered(answer)) => websocket::respond(client, upgrade, answer, record),
         Ok(Handled::Own(reply)) if connect => {
             gate.end_after_request();
             respond::closing(respond::self_reply(reply, &record))

@@ -325,7 +325,7 @@ impl InnerServer {
         let result = self.exchange(request, &mut record).await;
         services.settle(result.as_ref().err().copied(), &mut record).await;
         match result {
-            Ok(answer) => websocket::respond(&self.client, upgrade, answer, record).await,
+            Ok(answer) => websocket::respond(&self.client, upgrade, answer, record),
             Err(refusal) => respond::refusal(services, refusal, record),
         }
     }

@@ -143,10 +143,9 @@ struct RefusalDetails<'a> {
 }
 
 /// Returns an origin's response. Its body holds the record.
-pub(super) async fn origin(services: &Services, checked: CheckedResponse, record: Record) -> Response<AnswerBody> {
+pub(super) fn origin(services: &Services, checked: CheckedResponse, record: Record) -> Response<AnswerBody> {
     let fields = OwnFields::of(services, &record);
     let mut response = limit::response(checked, record)
-        .await
         .map(|body| AnswerBody { source: BodySource::Origin(Box::new(body)), _guard: None });
     fields.insert_into(response.headers_mut());
     response

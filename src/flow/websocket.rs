@@ -51,7 +51,7 @@ impl PendingUpgrade {
 }
 
 /// Returns the response for the client. If the origin accepted a WebSocket, a task relays it after the response.
-pub(super) async fn respond(
+pub(super) fn respond(
     client: &Arc<Client>,
     pending: Option<PendingUpgrade>,
     answer: Answer,
@@ -59,7 +59,7 @@ pub(super) async fn respond(
 ) -> Response<AnswerBody> {
     let services = &client.services;
     let UpgradedOrigin { response, relay: accepted } = match answer {
-        Answer::Response(checked) => return respond::origin(services, checked, record).await,
+        Answer::Response(checked) => return respond::origin(services, checked, record),
         Answer::Upgrade(switched) => *switched,
     };
     let Some(pending) = pending else {

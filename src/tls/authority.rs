@@ -112,20 +112,18 @@ impl Authority {
     }
 
     fn load_locked(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
-        match (cert.exists(), key.exists()) {
-            (true, false) => return Err(AuthorityError::Incomplete(key.display().to_string())),
-            (false, true) => return Err(AuthorityError::Incomplete(cert.display().to_string())),
-            (true, true) => {}
-            (false, false) => {
-                let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec())))
-                    .map_err(io_error(key))?;
-                match files::write_new(cert, cert_pem.as_bytes(), 0o644) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(cert)(error)),
-                    _ => {}
-                }
+        if !Self::exists(cert, key)? {
+            let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
+            files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec()))).map_err(io_error(key))?;
+            match files::write_new(cert, cert_pem.as_bytes(), 0o644) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(cert)(error)),
+                _ => {}
             }
         }
+        Self::read(cert, key)
+    }
+
+    fn read(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
         let key_pem = files::read_private(key).map_err(io_error(key))?;
         let cert_pem = fs::read_to_string(cert).map_err(io_error(cert))?;
         // Without the key's text, the error is that it is no PEM file.
@@ -144,10 +142,19 @@ impl Authority {
     /// # Errors
     /// As [`Self::load_or_create`].
     pub fn existing(cert: &Path, key: &Path) -> Result<Option<Self>, AuthorityError> {
-        if !cert.exists() && !key.exists() {
-            return Ok(None);
+        match Self::exists(cert, key)? {
+            true => Self::read(cert, key).map(Some),
+            false => Ok(None),
         }
-        Self::load_locked(cert, key).map(Some)
+    }
+
+    /// Returns true if both files exist, and false if neither does.
+    fn exists(cert: &Path, key: &Path) -> Result<bool, AuthorityError> {
+        match (cert.exists(), key.exists()) {
+            (true, false) => Err(AuthorityError::Incomplete(key.display().to_string())),
+            (false, true) => Err(AuthorityError::Incomplete(cert.display().to_string())),
+            (both, _) => Ok(both),
+        }
     }
 
     fn from_pem(ca_pem: String, key_pem: &str) -> Result<Self, (Part, String)> {

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::mpsc;
 use std::thread;
 
 use rustix::mount::{MountFlags, mount};
@@ -29,7 +30,9 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         let Some((program, rest)) = args.command.split_first() else {
             return Err(IsolationError("no command".to_owned()));
         };
-        let status = match spawn_confined(Command::new(program).args(rest), args.unix_sockets)? {
+        let mut command = Command::new(program);
+        command.args(rest);
+        let status = match spawn_confined(command, args.unix_sockets)? {
             Ok(child) => {
                 let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
                 let status = wait_for_command(pid, &mut signals).await.map_err(failed("waiting for the command"))?;
@@ -46,17 +49,21 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
 
 /// Spawns the command with filtered system calls. Its signals are confined to the processes that it starts, so they do not
 /// reach this process, which would forward them. For that, a thread confines itself, because the command inherits from
-/// the thread that spawns it.
-fn spawn_confined(command: &mut Command, unix_sockets: bool) -> Result<io::Result<Child>, IsolationError> {
-    thread::scope(|scope| {
-        let spawning = thread::Builder::new().spawn_scoped(scope, || {
-            let group_signals = privilege::confine_signals().is_ok();
-            syscalls::deny(unix_sockets, !group_signals).map_err(failed("filtering system calls"))?;
-            Ok(command.spawn())
-        });
-        let spawning = spawning.map_err(failed("starting a thread"))?;
-        spawning.join().unwrap_or_else(|_| Err(IsolationError("spawning the command".to_owned())))
-    })
+/// the thread that spawns it. The thread lives as long as this process: its end is that of the command's parent for
+/// `PR_SET_PDEATHSIG`.
+fn spawn_confined(mut command: Command, unix_sockets: bool) -> Result<io::Result<Child>, IsolationError> {
+    let (sender, spawned) = mpsc::channel();
+    let spawning = thread::Builder::new().spawn(move || {
+        let group_signals = privilege::confine_signals().is_ok();
+        let filtered = syscalls::deny(unix_sockets, !group_signals).map_err(failed("filtering system calls"));
+        if sender.send(filtered.map(|()| command.spawn())).is_ok() {
+            loop {
+                thread::park();
+            }
+        }
+    });
+    spawning.map_err(failed("starting a thread"))?;
+    spawned.recv().map_err(failed("spawning the command"))?
 }
 
 /// The kernel does not tell whether the command tried to create a Unix socket.

@@ -62,7 +62,7 @@ fn socket_family_rules(unix_sockets: bool) -> Result<Rules, Error> {
 }
 
 /// Returns rules against system calls that act on the own process group, written as 0, which may be that of the caller.
-/// It has other numbers in no PID namespace but the caller's.
+/// The number of that group exists only in the caller's PID namespace.
 fn process_group_rules(signals: bool) -> Result<Rules, Error> {
     const PRIO_PGRP: i32 = libc::PRIO_PGRP as i32;
     const IOPRIO_WHO_PGRP: i32 = 2;

@@ -4,7 +4,6 @@ pub mod redact;
 pub(super) mod report;
 mod truncate;
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -44,8 +43,6 @@ pub struct ResponseBody {
     watchdog: Option<AbortOnDropHandle<()>>,
     hint: SizeHint,
     ended: bool,
-    /// The first frame, and the hint after it.
-    first: Option<(Result<Frame<Bytes>, BodyError>, SizeHint)>,
     /// The frames to send once the exchange is over.
     final_frames: FinalFrames,
 }
@@ -229,32 +226,24 @@ fn is_bodiless(status: StatusCode) -> bool {
 }
 
 /// Wraps the body of a checked response. The body takes over the record.
-///
-/// The exchange ends here if the rest of the body has arrived, as most have. A task watches over all others. To spawn and
-/// abort a task for each response costs wake-ups of other threads.
-pub async fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBody> {
+#[must_use]
+pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBody> {
     let CheckedResponse { response, bounds, lease, timeouts, started, revocation, hint, ended } = bounded;
-    let (head, inner) = response.into_parts();
-    let until = timeouts.request.map(|request| started + request);
-    let (counts, left) = (record.transfer_counts(), hint.exact());
-    counts.tick();
-    let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_truncated: false };
-    let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
-    let final_frames = FinalFrames::default();
-    let mut body = ResponseBody { live, watchdog: None, hint, ended, first: None, final_frames };
-    if ended {
-        body.end_exchange(true);
-        return Response::from_parts(head, body);
-    }
-    let polled = poll_fn(|cx| Poll::Ready(body.poll_exchange(cx))).await;
-    if let Poll::Ready(Some(first)) = polled {
-        body.first = Some((first, std::mem::replace(&mut body.hint, hint)));
-    }
-    if !body.ended {
-        let watchdog = tokio::spawn(watch(body.live.clone(), counts, (timeouts.idle, until), revocation));
-        body.watchdog = Some(AbortOnDropHandle::new(watchdog));
-    }
-    Response::from_parts(head, body)
+    response.map(|inner| {
+        let until = timeouts.request.map(|request| started + request);
+        let (counts, left) = (record.transfer_counts(), hint.exact());
+        counts.tick();
+        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_truncated: false };
+        let final_frames = FinalFrames::default();
+        if ended {
+            exchange.end(true);
+            let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
+            return ResponseBody { live, watchdog: None, hint, ended, final_frames };
+        }
+        let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
+        let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), revocation));
+        ResponseBody { live, watchdog: Some(AbortOnDropHandle::new(watchdog)), hint, ended, final_frames }
+    })
 }
 
 /// Records the credentials found in a response, however the exchange ends.
@@ -318,22 +307,26 @@ impl Exchange {
 }
 
 impl ResponseBody {
-    fn end_exchange(&mut self, complete: bool) {
+    fn finish(&mut self) {
         self.ended = true;
         self.watchdog = None;
-        let exchange = self.live.lock().exchange.take();
-        if let Some(exchange) = exchange {
-            exchange.end(complete);
-        }
     }
+}
 
-    /// Returns the next frame from the origin. Ends the exchange with the last one.
-    fn poll_exchange(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let shared = self.live.clone();
-        let mut live = shared.lock();
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(this.final_frames.next().map(Ok));
+        }
+        let live = this.live.clone();
+        let mut live = live.lock();
         let Some(exchange) = &mut live.exchange else {
             drop(live);
-            self.end_exchange(false);
+            this.finish();
             return Poll::Ready(Some(Err(BodyError::Over)));
         };
         let (answer, complete) = loop {
@@ -352,16 +345,16 @@ impl ResponseBody {
             };
             match passed {
                 Ok(FrameOutcome::Send(frame)) => {
-                    if self.hint.exact().is_some() {
-                        self.hint = exchange.inner.size_hint();
+                    if this.hint.exact().is_some() {
+                        this.hint = exchange.inner.size_hint();
                     }
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Ok(FrameOutcome::Held) => {}
                 Ok(FrameOutcome::Last(data, trailers)) => {
-                    self.final_frames = FinalFrames { data, trailers };
+                    this.final_frames = FinalFrames { data, trailers };
                     // A truncated response has not been read to its end, so its connection is not reused.
-                    break (self.final_frames.next().map(Ok), !exchange.was_truncated);
+                    break (this.final_frames.next().map(Ok), !exchange.was_truncated);
                 }
                 Ok(FrameOutcome::TooLarge) => {
                     exchange.record.failed(Fail::ResponseTooLarge.into());
@@ -373,30 +366,17 @@ impl ResponseBody {
                 }
             }
         };
+        let exchange = live.exchange.take();
         drop(live);
-        self.end_exchange(complete);
+        if let Some(exchange) = exchange {
+            exchange.end(complete);
+        }
+        this.finish();
         Poll::Ready(answer)
-    }
-}
-
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = self.get_mut();
-        if let Some((first, hint)) = this.first.take() {
-            this.hint = hint;
-            return Poll::Ready(Some(first));
-        }
-        match this.ended {
-            true => Poll::Ready(this.final_frames.next().map(Ok)),
-            false => this.poll_exchange(cx),
-        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended && self.first.is_none() && self.final_frames.is_over()
+        self.ended && self.final_frames.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {

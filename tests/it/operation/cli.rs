@@ -130,6 +130,7 @@ async fn check_finds_what_a_start_refuses() {
         ("[proxy.tls]\ncert = \"a-file\"\nkey = \"a-file\"\n", "proxy.tls: "),
         ("[audit]\npath = \"DIR/a-file/exeat.log\"\n", "audit.path: "),
         ("[ledger]\npath = \"DIR/a-file/ledger\"\n", "ledger.path: "),
+        ("[interception]\nca_key = \"DIR/a-file/ca.key\"\n", "interception.ca_key: "),
         ("", "admin.token: it has fewer than 24 bytes"),
         ("state_dir = \"DIR/a-file/s\"\n", "a-file/s: Not a directory"),
     ];
@@ -206,8 +207,8 @@ async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     for words in [
-        format!("warning: proxy.listen: {at}: Address already in use"),
-        format!("warning: admin.listen: unix:{}: address in use", socket.display()),
+        format!("warning: proxy.listen: {at} is in use, perhaps by a running exeat"),
+        format!("warning: admin.listen: unix:{} is in use", socket.display()),
         "s/ca.pem expires in 9 days".to_owned(),
     ] {
         assert!(said.contains(&words), "{words}: {said}");
