@@ -2,33 +2,22 @@
 
 use std::path::Path;
 
-use rustix::process::{Resource, getrlimit};
-
 use super::terminal::{print, say};
 use super::{Exit, paths};
-use crate::daemon::precheck::{self, Found, STATE_DIR};
-use crate::daemon::vault;
+use crate::daemon::precheck::{self, Found};
 use crate::flow::webhooks::{self, WebhookProblem};
-use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
 use crate::policy::rule::Policy;
-use crate::policy::settings::{Roots, Settings, Vault};
-use crate::stages::pin::{OwnEndpoints, Resolver};
-use crate::tls::upstream::UpstreamTls;
+use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
     let (problems, warnings) = match paths::load(config) {
         Ok(config) => {
             let Found { mut problems, warnings: more } = precheck::find(&config.settings);
-            // Without a state directory, every file in it would be a problem of its own.
-            if problems.iter().all(|problem| problem.path != STATE_DIR) {
-                problems.extend(vault_problems(&config.settings.vault));
-            }
             let mut warnings = config.warnings;
             warnings.extend(config.policy.weak_values());
             warnings.extend(more);
-            // The check of the webhooks needs the roots and the resolver.
-            if online && problems.iter().all(|problem| !matches!(&*problem.path, "upstream" | "dns")) {
+            if online {
                 let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);
                 warnings.extend(unresolved);
@@ -57,11 +46,13 @@ fn webhook_problems(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<
     if policy.tasks().all(|task| task.webhooks().next().is_none()) {
         return (Vec::new(), Vec::new());
     }
-    let found = match find_webhook_problems(settings, policy) {
-        Ok(found) => found,
-        Err(why) => {
-            let suggestion = String::new();
-            return (vec![Problem { path: "dns".to_owned(), problem: why, suggestion }], Vec::new());
+    // Without a resolver, its problem has been found already.
+    let Ok(resolver) = precheck::resolver(settings) else { return (Vec::new(), Vec::new()) };
+    let found = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(webhooks::find_problems(&resolver, policy)),
+        Err(error) => {
+            let (problem, suggestion) = (error.to_string(), String::new());
+            return (vec![Problem { path: "dns".to_owned(), problem, suggestion }], Vec::new());
         }
     };
     let problem = |webhook: WebhookProblem| {
@@ -78,26 +69,4 @@ fn webhook_problems(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<
     };
     let (private, unresolved): (Vec<_>, Vec<_>) = found.into_iter().partition(WebhookProblem::is_private);
     (private.into_iter().map(problem).collect(), unresolved.into_iter().map(problem).collect())
-}
-
-fn find_webhook_problems(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>, String> {
-    let system = settings.upstream.roots == Roots::System;
-    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
-        .map_err(|why| why.to_string())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|why| why.to_string())?;
-    runtime.block_on(async {
-        let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
-        let resolver = Resolver::new(&settings.dns, &tls, OwnEndpoints::default(), &descriptors);
-        let resolver = resolver.map_err(|why| format!("the resolver cannot be set up: {why}"))?;
-        Ok(webhooks::find_problems(&resolver, policy).await)
-    })
-}
-
-/// Opens the vault, because the daemon opens it at startup even if no credential uses it.
-fn vault_problems(settings: &Vault) -> Vec<Problem> {
-    let opened = vault::vault(settings).open().map(drop);
-    let suggestion = "the path and the key with which the vault was created".to_owned();
-    let problem =
-        |error: crate::vault::VaultError| Problem { path: "vault".to_owned(), problem: error.to_string(), suggestion };
-    opened.map_err(problem).err().into_iter().collect()
 }

@@ -14,7 +14,7 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 
 use super::seccomp::{self, Rules, add};
 use crate::files;
-use crate::policy::settings::{ListenAt, Settings, Source};
+use crate::policy::settings::{ListenAt, Settings};
 
 /// Paths of the system's configuration, root certificates and random numbers.
 const SYSTEM_PATHS: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
@@ -152,15 +152,11 @@ fn restrict_paths(settings: &Settings, config: Option<&Path>) -> Result<String, 
 
 /// Returns the files that the daemon creates and writes.
 fn written_files(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
-    let key = match &settings.vault.key {
-        Source::File(key) => Some(key),
-        Source::Env(_) | Source::Secret(_) => None,
-    };
     let files = [&settings.vault.path, &settings.interception.ca_cert];
     files
         .into_iter()
         .chain(&settings.interception.ca_key)
-        .chain(key)
+        .chain(settings.vault.key.file())
         .chain(settings.ledger.file())
         .chain(&settings.audit.path)
 }

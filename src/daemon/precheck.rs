@@ -10,18 +10,18 @@ use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::admin_token_from;
+use super::{admin_token_from, vault};
 use crate::files;
 use crate::flow::listener::ConnectionSetup;
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
-use crate::policy::settings::{ListenAt, Roots, Settings, Source};
+use crate::policy::settings::{ListenAt, Roots, Settings};
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
 
 /// The key of the state directory, as the path of a problem.
-pub const STATE_DIR: &str = "state_dir";
+const STATE_DIR: &str = "state_dir";
 
 /// The problems that stop a start, and the warnings.
 #[derive(Default)]
@@ -46,34 +46,21 @@ fn problem(path: &str, problem: impl ToString, suggestion: &str) -> Problem {
     Problem { path: path.to_owned(), problem: problem.to_string(), suggestion: suggestion.to_owned() }
 }
 
-/// Checks the files, directories and addresses that a start needs, as this process's user. The vault is not checked.
+/// Checks the files, directories and addresses that a start needs, as this process's user.
 #[must_use]
 pub fn find(settings: &Settings) -> Found {
     let mut found = Found::default();
     check_files(settings, &mut found);
     check_authority(settings, &mut found);
-    let system = settings.upstream.roots == Roots::System;
-    match UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls) {
-        Ok(tls) => {
-            let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
-            if let Err(error) = Resolver::new(&settings.dns, &tls, OwnEndpoints::default(), &descriptors) {
-                found.problem("dns", format_args!("the resolver cannot be set up: {error}"), "");
-            }
-        }
-        Err(error) => found.problem("upstream", error, "files with PEM certificates or revocation lists"),
+    if let Err(problem) = resolver(settings) {
+        found.problems.push(problem);
     }
     if let Err(error) = ConnectionSetup::new(&settings.proxy) {
         found.problem("proxy.tls", error, "");
     }
-    // Without a state directory, the token in it would be a problem of its own.
-    let has_state = found.problems.iter().all(|problem| problem.path != STATE_DIR);
-    if settings.admin.listen.is_some() && has_state {
-        match admin_token_from(settings, files::read_private) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                found.problem("admin.token", error, "");
-            }
-            _ => {}
-        }
+    // Without a state directory, every file in it would be a problem of its own.
+    if found.problems.iter().all(|problem| problem.path != STATE_DIR) {
+        check_secrets(settings, &mut found);
     }
     for at in &settings.proxy.listen {
         check_address("proxy.listen", at, &mut found);
@@ -84,22 +71,45 @@ pub fn find(settings: &Settings) -> Found {
     found
 }
 
+/// Returns the resolver of a daemon with these settings.
+///
+/// # Errors
+/// The problem with the root certificates or with the resolver itself.
+pub fn resolver(settings: &Settings) -> Result<Resolver, Problem> {
+    let system = settings.upstream.roots == Roots::System;
+    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
+        .map_err(|error| problem("upstream", error, "files with PEM certificates or revocation lists"))?;
+    let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
+    Resolver::new(&settings.dns, &tls, OwnEndpoints::default(), &descriptors)
+        .map_err(|error| problem("dns", format_args!("the resolver cannot be set up: {error}"), ""))
+}
+
+/// Checks the vault, which is opened at the start even if no credential uses it, and the admin token.
+fn check_secrets(settings: &Settings, found: &mut Found) {
+    if let Err(error) = vault::vault(&settings.vault).open() {
+        found.problem("vault", error, "the path and the key with which the vault was created");
+    }
+    if settings.admin.listen.is_some()
+        && let Err(error) = admin_token_from(settings, files::read_private)
+        // A start creates the token.
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        found.problem("admin.token", error, "");
+    }
+}
+
 /// Checks that the files that are written can be, or that they can be created.
 fn check_files(settings: &Settings, found: &mut Found) {
     let suggestion = "a place that the daemon's user may write";
     if let Err(error) = writable(&settings.state_dir) {
         found.problem(STATE_DIR, format_args!("{}: {error}", settings.state_dir.display()), suggestion);
     }
-    let key = match &settings.vault.key {
-        Source::File(key) => Some(key),
-        Source::Env(_) | Source::Secret(_) => None,
-    };
     // Those that a start only reads, once they exist, are checked where they are read.
     let created = [
         ("interception.ca_cert", Some(&settings.interception.ca_cert)),
         ("interception.ca_key", settings.interception.ca_key.as_ref()),
         ("vault.path", Some(&settings.vault.path)),
-        ("vault.key", key),
+        ("vault.key", settings.vault.key.file()),
     ];
     let written = [("audit.path", settings.audit.path.as_ref()), ("ledger.path", settings.ledger.file())];
     let created = created.into_iter().filter_map(|(path, file)| Some((path, file?, false)));

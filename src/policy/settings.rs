@@ -254,3 +254,14 @@ pub enum Source {
     /// A secret in the vault, in the task's workspace. Only credentials can have this source.
     Secret(String),
 }
+
+impl Source {
+    /// Returns the file, if the source is one.
+    #[must_use]
+    pub fn file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Env(_) | Self::Secret(_) => None,
+        }
+    }
+}

@@ -5,12 +5,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::lab::{self, LabBuilder};
+use crate::operation::isolate::NOBODY;
 
 pub fn exeat(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_exeat"));
@@ -185,6 +187,32 @@ fn names(dir: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// The permissions are those of the user who runs it. Root has all of them, so root tests as another user.
+#[tokio::test]
+async fn check_finds_a_directory_that_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    // A copy, because another user may have no access to our directories. Another process makes it; a child that this
+    // one starts meanwhile could hold it open for writing.
+    let copied = Command::new("cp").args([env!("CARGO_BIN_EXE_exeat"), "exeat"]).current_dir(&dir).status().unwrap();
+    assert!(copied.success());
+    fs::write(dir.path().join("e.toml"), OWN_STATE).unwrap();
+    let check = |mode| {
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new(dir.path().join("exeat"));
+        command.args(["check", "-c", "e.toml"]).current_dir(&dir).env_clear();
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command.output().unwrap()
+    };
+    let refused = check(0o555);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("error: state_dir: s: Permission denied") && said.contains(": 1 problem\n"), "{said}");
+    let valid = check(0o777);
+    assert_eq!(valid.status.code(), Some(0), "{}", text(&valid.stderr));
 }
 
 /// Neither stops a start for certain: the address may be that of the running daemon.
