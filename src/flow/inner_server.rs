@@ -144,14 +144,11 @@ impl InnerServer {
         let inner = &Arc::new(self);
         let answers = &Arc::new(OpenAnswers::default());
         let service = service_fn(|request| {
-            let (inner, answers, open) = (inner.clone(), answers.clone(), answers.begin());
+            let (inner, open) = (inner.clone(), answers.begin());
             async move {
                 // hyper keeps the memory of this future until the stream ends, so the large one is apart.
                 let answer = Box::pin(inner.answer(request, None)).await;
-                if answer.body().is_local() {
-                    answers.is_local(&open);
-                }
-                Ok::<_, Infallible>(answer.map(|body| body.with_guard(open)))
+                Ok::<_, Infallible>(answer.map(|body| body.of(open)))
             }
         });
         // The reservation is held until the connection ends.
@@ -179,8 +176,8 @@ impl InnerServer {
     }
 
     /// Returns when the daemon drains, when a request has been refused because of its destination, when the first request
-    /// does not arrive within `header_timeout`, or when for the idle timeout no request has been open, or an answer of the
-    /// proxy has not been read. hyper has no idle timeout: its pings keep an unused connection open.
+    /// does not arrive within `header_timeout`, when no request has been open for the idle timeout, or when an answer is
+    /// overdue. hyper has no idle timeout: its pings keep an unused connection open.
     async fn wait_until_idle(&self, answers: &OpenAnswers) {
         let services = &self.client.services;
         let header = services.settings.proxy.header_timeout;
@@ -199,7 +196,7 @@ impl InnerServer {
                 (idle_since, seen) = (Instant::now(), begun);
             }
             let limit = if begun > 0 { self.idle() } else { header };
-            if idle_since.elapsed() >= limit || answers.has_unsent_for(self.idle()) {
+            if idle_since.elapsed() >= limit || answers.has_overdue(self.idle()) {
                 return;
             }
         }
@@ -237,11 +234,11 @@ impl InnerServer {
         }
     }
 
-    /// Returns once no request is open, or an answer of the proxy has not been read for the idle timeout.
+    /// Returns once no request is open, or an answer is overdue.
     async fn wait_until_drained(&self, answers: &OpenAnswers) {
         loop {
             tokio::time::sleep(GOAWAY_POLL_INTERVAL).await;
-            if !answers.any() || answers.has_unsent_for(self.idle()) {
+            if !answers.any() || answers.has_overdue(self.idle()) {
                 return;
             }
         }

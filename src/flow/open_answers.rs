@@ -2,44 +2,49 @@
 //!
 //! HTTP/2 sends a body only as far as the client's window allows, and asks for no further data until then. So a client
 //! that opens no window keeps answers, and no deadline inside their bodies is ever reached. An origin's response has a
-//! watchdog of its own; the proxy's answers are watched here.
+//! watchdog of its own, which cannot take back data that waits for window; a stream cannot be reset from outside the
+//! HTTP server either. So a connection on which an answer is overdue is closed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use bytes::{Buf, Bytes};
 use parking_lot::Mutex;
+
+use crate::stages::limit::UnsentExchange;
 
 /// The requests that have not been answered, or whose answers have not been sent.
 #[derive(Default)]
 pub(super) struct OpenAnswers {
-    /// Each open request holds a clone.
-    open: Arc<()>,
+    /// Their number.
+    open: AtomicUsize,
     /// The number of requests so far.
     begun: AtomicUsize,
-    /// The proxy's own answers in the order of their creation, without most of those that have been sent.
-    local: Mutex<VecDeque<(Weak<OpenAnswer>, Instant)>>,
+    /// The complete answers in the order of their completion, without most of those that have been sent.
+    complete: Mutex<VecDeque<Weak<OpenAnswer>>>,
 }
 
 /// Held until a request has been answered and its answer has been sent or dropped.
 pub(super) struct OpenAnswer {
-    _open: Arc<()>,
+    connection: Arc<OpenAnswers>,
+    complete: Mutex<Option<CompleteAnswer>>,
+}
+
+/// The state of an answer that the server has as a whole, or whose origin has sent all of it.
+struct CompleteAnswer {
+    /// The time of the last data that was sent, or of the completion.
+    since: Instant,
+    exchange: Option<UnsentExchange>,
 }
 
 impl OpenAnswers {
     /// Counts a request.
-    pub(super) fn begin(&self) -> Arc<OpenAnswer> {
+    pub(super) fn begin(self: &Arc<Self>) -> Arc<OpenAnswer> {
         self.begun.fetch_add(1, Ordering::Relaxed);
-        Arc::new(OpenAnswer { _open: self.open.clone() })
-    }
-
-    /// Notes that the answer is the proxy's own.
-    pub(super) fn is_local(&self, answer: &Arc<OpenAnswer>) {
-        let mut local = self.local.lock();
-        // At most as many are left as the connection has streams.
-        local.retain(|(answer, _)| answer.strong_count() > 0);
-        local.push_back((Arc::downgrade(answer), Instant::now()));
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Arc::new(OpenAnswer { connection: self.clone(), complete: Mutex::new(None) })
     }
 
     /// Returns the number of requests so far.
@@ -49,13 +54,97 @@ impl OpenAnswers {
 
     /// Returns whether a request is open.
     pub(super) fn any(&self) -> bool {
-        Arc::strong_count(&self.open) > 1
+        self.open.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns whether an answer of the proxy has not been sent for this long.
-    pub(super) fn has_unsent_for(&self, limit: Duration) -> bool {
-        let local = self.local.lock();
-        local.iter().any(|(answer, since)| answer.strong_count() > 0 && since.elapsed() >= limit)
+    /// Returns whether no data of a complete answer has been sent for this long, or the answer's exchange has been ended by
+    /// its watchdog.
+    pub(super) fn has_overdue(&self, limit: Duration) -> bool {
+        let complete: Vec<_> = self.complete.lock().iter().filter_map(Weak::upgrade).collect();
+        complete.iter().any(|answer| answer.complete.lock().as_ref().is_some_and(|answer| answer.is_overdue(limit)))
+    }
+}
+
+impl CompleteAnswer {
+    fn is_overdue(&self, limit: Duration) -> bool {
+        self.since.elapsed() >= limit || self.exchange.as_ref().is_some_and(UnsentExchange::is_overdue)
+    }
+}
+
+impl OpenAnswer {
+    /// Notes that the answer is complete, with the exchange of an origin's response.
+    ///
+    /// The exchange ends at once if no other complete answer waits on the connection: a client that has read its answer
+    /// may send the next request, on another connection, before the server has noted that all data is sent. Otherwise
+    /// it lasts until all data is sent, so that its limits apply.
+    pub(super) fn complete(self: &Arc<Self>, exchange: Option<UnsentExchange>) {
+        let has_others = {
+            let mut complete = self.connection.complete.lock();
+            // At most as many are left as the connection has streams.
+            complete.retain(|answer| answer.strong_count() > 0);
+            complete.push_back(Arc::downgrade(self));
+            complete.len() > 1
+        };
+        let exchange = exchange.filter(|_| has_others);
+        *self.complete.lock() = Some(CompleteAnswer { since: Instant::now(), exchange });
+    }
+
+    /// Notes that data has been sent.
+    fn tick(&self) {
+        if let Some(answer) = self.complete.lock().as_mut() {
+            answer.since = Instant::now();
+            answer.exchange.iter().for_each(UnsentExchange::tick);
+        }
+    }
+
+    /// Notes that data has been dropped instead of sent.
+    fn abandoned(&self) {
+        if let Some(answer) = self.complete.lock().as_ref() {
+            answer.exchange.iter().for_each(UnsentExchange::abandoned);
+        }
+    }
+}
+
+impl Drop for OpenAnswer {
+    fn drop(&mut self) {
+        self.connection.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The data of an answer. The answer is open until the HTTP server has dropped all of its data.
+pub struct AnswerData {
+    bytes: Bytes,
+    answer: Option<Arc<OpenAnswer>>,
+}
+
+impl AnswerData {
+    pub(super) fn new(bytes: Bytes, answer: Option<Arc<OpenAnswer>>) -> Self {
+        Self { bytes, answer }
+    }
+}
+
+impl Buf for AnswerData {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+        if let Some(answer) = &self.answer {
+            answer.tick();
+        }
+    }
+}
+
+impl Drop for AnswerData {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.as_ref().filter(|_| !self.bytes.is_empty()) {
+            answer.abandoned();
+        }
     }
 }
 
@@ -65,19 +154,31 @@ mod tests {
 
     #[test]
     fn answers_are_open_until_they_are_dropped() {
-        let answers = OpenAnswers::default();
+        let answers = Arc::new(OpenAnswers::default());
         assert!(!answers.any() && answers.begun() == 0);
         let (first, second) = (answers.begin(), answers.begin());
-        assert!(answers.any() && answers.begun() == 2 && !answers.has_unsent_for(Duration::ZERO));
-        answers.is_local(&first);
-        assert!(answers.has_unsent_for(Duration::ZERO) && !answers.has_unsent_for(Duration::from_secs(3600)));
+        assert!(answers.any() && answers.begun() == 2 && !answers.has_overdue(Duration::ZERO));
+        first.complete(None);
+        assert!(answers.has_overdue(Duration::ZERO) && !answers.has_overdue(Duration::from_secs(3600)));
         drop(first);
-        assert!(answers.any() && !answers.has_unsent_for(Duration::ZERO));
+        assert!(answers.any() && !answers.has_overdue(Duration::ZERO));
         for _ in 0..1000 {
-            answers.is_local(&answers.begin());
+            answers.begin().complete(None);
         }
-        assert!(answers.local.lock().len() <= 1, "sent answers are not kept");
+        assert!(answers.complete.lock().len() <= 1, "sent answers are not kept");
         drop(second);
+        assert!(!answers.any());
+    }
+
+    #[test]
+    fn an_answer_is_open_as_long_as_its_data() {
+        let answers = Arc::new(OpenAnswers::default());
+        let answer = answers.begin();
+        answer.complete(None);
+        let mut data = AnswerData::new(Bytes::from_static(b"data"), Some(answer));
+        data.advance(3);
+        assert!(answers.any() && data.chunk() == b"a");
+        drop(data);
         assert!(!answers.any());
     }
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
-use super::open_answers::OpenAnswer;
+use super::open_answers::{AnswerData, OpenAnswer};
 use super::self_api::SelfReply;
 use crate::audit::record::Record;
 use crate::model::limited::{ExchangeLimit, LimitValue, ReachedLimit};
@@ -40,8 +40,8 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 /// The body of a response.
 pub struct AnswerBody {
     source: BodySource,
-    /// Held until the response has been sent or dropped.
-    _guard: Option<Arc<OpenAnswer>>,
+    /// Open until the response has been sent or dropped, over HTTP/2.
+    open: Option<Arc<OpenAnswer>>,
 }
 
 enum BodySource {
@@ -53,17 +53,15 @@ enum BodySource {
 
 impl AnswerBody {
     fn local(text: impl Into<Bytes>) -> Self {
-        Self { source: BodySource::Local(Full::new(text.into())), _guard: None }
+        Self { source: BodySource::Local(Full::new(text.into())), open: None }
     }
 
-    /// Attaches a handle that is dropped once the response has been sent or dropped.
-    pub(super) fn with_guard(self, guard: Arc<OpenAnswer>) -> Self {
-        Self { _guard: Some(guard), ..self }
-    }
-
-    /// Returns whether the proxy generated the body.
-    pub(super) fn is_local(&self) -> bool {
-        matches!(self.source, BodySource::Local(_))
+    /// Attaches the answer that is open until all of the body has been sent or dropped.
+    pub(super) fn of(self, open: Arc<OpenAnswer>) -> Self {
+        if matches!(self.source, BodySource::Local(_)) {
+            open.complete(None);
+        }
+        Self { open: Some(open), ..self }
     }
 }
 
@@ -146,7 +144,7 @@ struct RefusalDetails<'a> {
 pub(super) fn origin(services: &Services, checked: CheckedResponse, record: Record) -> Response<AnswerBody> {
     let fields = OwnFields::of(services, &record);
     let mut response = limit::response(checked, record)
-        .map(|body| AnswerBody { source: BodySource::Origin(Box::new(body)), _guard: None });
+        .map(|body| AnswerBody { source: BodySource::Origin(Box::new(body)), open: None });
     fields.insert_into(response.headers_mut());
     response
 }
@@ -398,14 +396,23 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
 pub(super) const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 
 impl Body for AnswerBody {
-    type Data = Bytes;
+    type Data = AnswerData;
     type Error = BodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.get_mut().source {
-            BodySource::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<AnswerData>, BodyError>>> {
+        let Self { source, open } = self.get_mut();
+        let polled = match source {
+            BodySource::Origin(body) => {
+                let polled = Pin::new(body.as_mut()).poll_frame(cx);
+                // Over HTTP/1.1, the exchange ends here.
+                if let (Some(unsent), Some(open)) = (body.take_unsent(), open.as_ref()) {
+                    open.complete(Some(unsent));
+                }
+                polled
+            }
             BodySource::Local(local) => Pin::new(local).poll_frame(cx).map_err(|never: Infallible| match never {}),
-        }
+        };
+        polled.map_ok(|frame| frame.map_data(|bytes| AnswerData::new(bytes, open.clone())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -35,9 +35,9 @@ use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
 /// A response body on its way to the client.
 ///
-/// It owns the record and the connection. When it ends, the `closed` record is written and the connection may be
-/// reused. When it takes too long, its watchdog takes both from it, even if nobody polls the body because the client
-/// does not read.
+/// It owns the record and the connection. When it ends, the connection may be reused, and the `closed` record is written
+/// when its [`UnsentExchange`] is dropped. When it takes too long, its watchdog takes both from it, even if nobody polls
+/// the body because the client does not read.
 pub struct ResponseBody {
     live: Arc<Mutex<Live>>,
     watchdog: Option<AbortOnDropHandle<()>>,
@@ -97,8 +97,54 @@ impl FinalFrames {
 /// The state of an exchange until it ends.
 struct Live {
     exchange: Option<Exchange>,
+    /// The record, while the body has been read to its end and its data has not been sent.
+    unsent: Option<Record>,
+    /// The watchdog has ended the exchange.
+    is_overdue: bool,
     /// The waker of the last poll that returned pending.
     waker: Option<Waker>,
+}
+
+impl Live {
+    fn of(exchange: Option<Exchange>) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self { exchange, unsent: None, is_overdue: false, waker: None }))
+    }
+}
+
+/// An exchange whose response has been read to its end, but perhaps not been sent. It ends when this is dropped.
+///
+/// Its connection to the origin is free. Its record, its place under `concurrent` and its watchdog are held until then.
+pub struct UnsentExchange {
+    live: Arc<Mutex<Live>>,
+    counts: Arc<TransferCounts>,
+    _watchdog: AbortOnDropHandle<()>,
+}
+
+impl UnsentExchange {
+    /// Notes that the client has taken data, which counts for the idle timeout.
+    pub fn tick(&self) {
+        self.counts.tick();
+    }
+
+    /// Records that the client has disconnected before it had all data.
+    pub fn abandoned(&self) {
+        if let Some(record) = &mut self.live.lock().unsent {
+            record.abandoned();
+        }
+    }
+
+    /// Returns whether the watchdog has ended the exchange, so that its data must not be sent any more.
+    #[must_use]
+    pub fn is_overdue(&self) -> bool {
+        self.live.lock().is_overdue
+    }
+}
+
+impl Drop for UnsentExchange {
+    fn drop(&mut self) {
+        let record = self.live.lock().unsent.take();
+        drop(record);
+    }
 }
 
 struct Exchange {
@@ -237,10 +283,9 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
         let final_frames = FinalFrames::default();
         if ended {
             exchange.end(true);
-            let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
-            return ResponseBody { live, watchdog: None, hint, ended, final_frames };
+            return ResponseBody { live: Live::of(None), watchdog: None, hint, ended, final_frames };
         }
-        let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
+        let live = Live::of(Some(exchange));
         let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), revocation));
         ResponseBody { live, watchdog: Some(AbortOnDropHandle::new(watchdog)), hint, ended, final_frames }
     })
@@ -267,13 +312,17 @@ async fn watch(
         refusal = revocation => refusal,
         refusal = counts.wait_until_stopped() => refusal,
     };
-    let (exchange, waker) = {
+    let (exchange, unsent, waker) = {
         let mut live = live.lock();
-        (live.exchange.take(), live.waker.take())
+        live.is_overdue = true;
+        (live.exchange.take(), live.unsent.take(), live.waker.take())
     };
     if let Some(mut exchange) = exchange {
         exchange.record.failed(refusal);
         exchange.end(false);
+    }
+    if let Some(mut record) = unsent {
+        record.failed(refusal);
     }
     if let Some(waker) = waker {
         waker.wake();
@@ -293,21 +342,34 @@ async fn timed_out(counts: &TransferCounts, idle: Duration, until: Option<Instan
 }
 
 impl Exchange {
-    /// Ends the exchange and writes the record. The connection is reused if both request and response are complete. If
-    /// the request is still being sent, the connection is closed, which ends the request.
+    /// Ends the exchange and writes the record.
     fn end(self, complete: bool) {
+        drop(self.release(complete));
+    }
+
+    /// Ends the exchange with the origin, and returns the record. The connection is reused if both request and response
+    /// are complete. If the request is still being sent, the connection is closed, which ends the request.
+    fn release(self, complete: bool) -> Record {
         let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
         record_finds(&inner, &mut record);
-        drop((inner, record));
+        drop(inner);
         if complete && counts.is_request_done() {
             lease.give_back();
         }
+        record
     }
 }
 
 impl ResponseBody {
-    fn finish(&mut self) {
+    /// Returns the exchange, once, when the body has been read to its end.
+    pub fn take_unsent(&mut self) -> Option<UnsentExchange> {
+        let _watchdog = self.watchdog.take_if(|_| self.ended)?;
+        let counts = self.live.lock().unsent.as_ref()?.transfer_counts();
+        Some(UnsentExchange { live: self.live.clone(), counts, _watchdog })
+    }
+
+    fn fail(&mut self) {
         self.ended = true;
         self.watchdog = None;
     }
@@ -326,14 +388,14 @@ impl Body for ResponseBody {
         let mut live = live.lock();
         let Some(exchange) = &mut live.exchange else {
             drop(live);
-            this.finish();
+            this.fail();
             return Poll::Ready(Some(Err(BodyError::Over)));
         };
-        let (answer, complete) = loop {
+        let error = loop {
             let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
             if let Err(refusal) = exchange.record.finds_in_answer(exchange.inner.finds(false)) {
                 exchange.record.failed(refusal);
-                break (Some(Err(BodyError::Over)), false);
+                break BodyError::Over;
             }
             let Poll::Ready(frame) = polled else {
                 live.waker = Some(cx.waker().clone());
@@ -352,27 +414,30 @@ impl Body for ResponseBody {
                 }
                 Ok(FrameOutcome::Held) => {}
                 Ok(FrameOutcome::Last(data, trailers)) => {
-                    this.final_frames = FinalFrames { data, trailers };
                     // A truncated response has not been read to its end, so its connection is not reused.
-                    break (this.final_frames.next().map(Ok), !exchange.was_truncated);
+                    let complete = !exchange.was_truncated;
+                    live.unsent = live.exchange.take().map(|exchange| exchange.release(complete));
+                    this.ended = true;
+                    this.final_frames = FinalFrames { data, trailers };
+                    return Poll::Ready(this.final_frames.next().map(Ok));
                 }
                 Ok(FrameOutcome::TooLarge) => {
                     exchange.record.failed(Fail::ResponseTooLarge.into());
-                    break (Some(Err(BodyError::Over)), false);
+                    break BodyError::Over;
                 }
                 Err(error) => {
                     exchange.record.failed(refusal_for(&error, &exchange.counts));
-                    break (Some(Err(error)), false);
+                    break error;
                 }
             }
         };
         let exchange = live.exchange.take();
         drop(live);
         if let Some(exchange) = exchange {
-            exchange.end(complete);
+            exchange.end(false);
         }
-        this.finish();
-        Poll::Ready(answer)
+        this.fail();
+        Poll::Ready(Some(Err(error)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -451,6 +516,7 @@ fn refusal_for(error: &BodyError, counts: &TransferCounts) -> Refusal {
 /// disconnected: hyper stops polling at that point.
 impl Drop for ResponseBody {
     fn drop(&mut self) {
+        drop(self.take_unsent());
         self.watchdog = None;
         let exchange = self.live.lock().exchange.take();
         if let Some(mut exchange) = exchange {

@@ -10,3 +10,4 @@ pub mod queued_heads;
 pub mod shared_memory;
 pub mod slow_bodies;
 pub mod tiny_messages;
+pub mod unread_responses;

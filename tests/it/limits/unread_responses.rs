@@ -1,0 +1,186 @@
+//! Responses over HTTP/2 that the client does not take, because it opens no window for them or does not read.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use crate::lab::client::empty;
+use crate::lab::origin::Origin;
+use crate::lab::{self, Lab, LabBuilder, TIMEOUT};
+
+const BODY: &[u8] = &[b'x'; 100];
+
+struct Setup {
+    lab: Lab,
+    origin: Origin,
+    to: String,
+    policy: String,
+}
+
+async fn setup(keys: &str) -> Setup {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    origin.serve_file("f", "application/octet-stream", BODY);
+    let to = format!("api.test:{}", origin.port());
+    let policy = format!("[plans.p.raw]\n{keys}\n{}plan = \"p\"\n", lab::allow_api(origin.port()));
+    let lab = builder.proxy(&policy).await;
+    Setup { lab, origin, to, policy }
+}
+
+impl Setup {
+    /// Opens an h2 connection whose streams have this window.
+    async fn client(&self, window: u32) -> SendRequest<Full<Bytes>> {
+        let io = self.lab.tls(&self.to, &["h2"]).await;
+        // A small window takes many small messages.
+        io.get_ref().0.set_nodelay(true).unwrap();
+        let io = TokioIo::new(io);
+        let mut client = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let (h2, connection) = client.initial_stream_window_size(window).handshake(io).await.unwrap();
+        tokio::spawn(connection);
+        h2
+    }
+
+    async fn get(&self, h2: &mut SendRequest<Full<Bytes>>) -> Response<Incoming> {
+        let request = Request::builder().uri(format!("https://{}/files/f", self.to)).body(empty()).unwrap();
+        timeout(TIMEOUT, h2.send_request(request)).await.expect("a response").unwrap()
+    }
+
+    /// Sends requests until the proxy has all of their responses, one of which does not count as being in flight.
+    async fn unread(&self, h2: &mut SendRequest<Full<Bytes>>, count: usize) -> Vec<Response<Incoming>> {
+        let first = self.get(h2).await;
+        assert_eq!(first.status(), 200);
+        let line = self.lab.ended(0).await;
+        assert_eq!((&line["verdict"], &line["event"]), (&"allow".into(), &"closed".into()), "{line}");
+        let mut responses = vec![first];
+        for n in 1..count {
+            let response = self.get(h2).await;
+            assert_eq!(response.status(), 200, "request {n}");
+            responses.push(response);
+        }
+        wait_until("the origin has sent all", || self.origin.seen().len() == count).await;
+        responses
+    }
+
+    /// Returns the lines that ended exchanges, after `count` of them.
+    async fn ended(&self, count: usize) -> Vec<Value> {
+        self.lab.ended(count - 1).await;
+        let mut lines = self.lab.audit().await;
+        lines.retain(|line| line["event"] != "decided");
+        lines
+    }
+}
+
+async fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < TIMEOUT, "{what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn unread_responses_are_in_flight() {
+    for window in [0, 1] {
+        let setup = setup("concurrent = 3").await;
+        let mut h2 = setup.client(window).await;
+        let responses = setup.unread(&mut h2, 4).await;
+        for _ in 0..3 {
+            let refused = setup.get(&mut h2).await;
+            assert_eq!(refused.headers()["exeat-refusal"], "concurrency_limited", "window {window}");
+        }
+        // On another connection as well.
+        let other = setup.get(&mut setup.client(65_535).await).await;
+        assert_eq!(other.headers()["exeat-refusal"], "concurrency_limited", "window {window}");
+        assert_eq!(setup.origin.seen().len(), 4);
+        if window == 0 {
+            continue;
+        }
+        // A client that reads gets them whole, and the calls end.
+        for response in responses {
+            assert_eq!(response.collect().await.unwrap().to_bytes(), BODY);
+        }
+        let lines = setup.ended(8).await;
+        let allowed = lines.iter().filter(|line| line["verdict"] == "allow").count();
+        assert_eq!(allowed, 4, "{lines:#?}");
+        assert_eq!(setup.get(&mut h2).await.collect().await.unwrap().to_bytes(), BODY);
+    }
+}
+
+#[tokio::test]
+async fn the_timeouts_apply_to_unread_responses() {
+    for keys in ["request_timeout = \"600ms\"", "idle_timeout = \"600ms\""] {
+        for window in [0, 1] {
+            let setup = setup(keys).await;
+            let mut h2 = setup.client(window).await;
+            let responses = setup.unread(&mut h2, 3).await;
+            let lines = setup.ended(3).await;
+            for line in &lines[1..] {
+                assert_eq!(line["code"], "request_timed_out", "{keys}, window {window}: {line}");
+            }
+            // Their data is not kept either.
+            wait_until("the connection ends", || h2.is_closed()).await;
+            for response in responses {
+                assert!(response.collect().await.is_err(), "{keys}, window {window}");
+            }
+        }
+    }
+}
+
+/// A client that takes something now and then is not idle.
+#[tokio::test]
+async fn a_client_that_reads_slowly_is_not_idle() {
+    let setup = setup("idle_timeout = \"1s\"").await;
+    let mut h2 = setup.client(1).await;
+    let responses = setup.unread(&mut h2, 3).await;
+    let start = Instant::now();
+    let mut bodies: Vec<_> = responses.into_iter().map(|response| (response.into_body(), 0)).collect();
+    while start.elapsed() < Duration::from_millis(2500) {
+        // The pauses are what is tested.
+        sleep(Duration::from_millis(200)).await;
+        for (body, length) in &mut bodies {
+            let frame = timeout(TIMEOUT, body.frame()).await.expect("data").unwrap().unwrap();
+            *length += frame.into_data().unwrap().len();
+        }
+    }
+    for (body, length) in bodies {
+        let rest = body.collect().await.unwrap().to_bytes().len();
+        assert!(length < BODY.len() && length + rest == BODY.len(), "{length} and {rest}");
+    }
+    assert!(setup.ended(3).await.iter().all(|line| line["verdict"] == "allow"));
+}
+
+#[tokio::test]
+async fn a_reload_takes_unread_responses_back() {
+    let setup = setup("").await;
+    let mut h2 = setup.client(0).await;
+    let responses = setup.unread(&mut h2, 3).await;
+    setup.lab.reload(&setup.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]"));
+    let lines = setup.ended(3).await;
+    for line in &lines[1..] {
+        assert_eq!(line["code"], "host_not_allowed", "{line}");
+    }
+    wait_until("the connection ends", || h2.is_closed()).await;
+    for response in responses {
+        assert!(response.collect().await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_has_not_received_the_response() {
+    let setup = setup("").await;
+    let mut h2 = setup.client(1).await;
+    let responses = setup.unread(&mut h2, 3).await;
+    // A reset stream, and then the end of the connection.
+    let mut responses = responses.into_iter().skip(1);
+    drop(responses.next());
+    assert_eq!(setup.ended(2).await[1]["verdict"], "abandoned");
+    drop((responses, h2));
+    assert_eq!(setup.ended(3).await[2]["verdict"], "abandoned");
+}
