@@ -31,6 +31,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const LOG_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum size of a request head that arrives in several reads, in bytes. hyper may read as much again in the last one.
 const MAX_HEAD: usize = 32_768;
+/// The answers of `GET /readyz` by a daemon that is ready. DNS alone is no reason to send no requests: it may be the network
+/// of the machine, and addresses and `[dns].hosts` need none.
+const READY: &str = "ready\n";
+const READY_WITHOUT_DNS: &str = "ready\ndns: degraded\n";
 /// Maximum concurrent connections.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -158,7 +162,8 @@ impl Admin {
         if self.services.ledger.check().await.is_err() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the ledger cannot be used\n");
         }
-        text(StatusCode::OK, "ready\n")
+        let is_degraded = self.services.resolver.is_degraded();
+        text(StatusCode::OK, if is_degraded { READY_WITHOUT_DNS } else { READY })
     }
 
     fn tasks(&self) -> Response<Full<Bytes>> {

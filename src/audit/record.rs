@@ -17,6 +17,8 @@ use super::sink::{Announce, Keep, Sink, SinkError};
 use super::timestamp;
 use crate::files;
 use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
+use crate::model::dns::DnsFailure;
+use crate::model::failure::FailureReason;
 use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
@@ -103,8 +105,8 @@ pub struct Record {
     reporter: Option<FindReporter>,
     /// The limit that was reached.
     limited: Option<ReachedLimit>,
-    /// The kind of TLS failure with the origin.
-    tls_failure: Option<TlsFailure>,
+    /// The reason for the failure, if its code has several.
+    failure_reason: Option<FailureReason>,
     /// Resources held until the exchange ends.
     held: Vec<Box<dyn Send + Sync>>,
     /// Whether the line is always written, regardless of the quota for refusals.
@@ -148,7 +150,7 @@ impl Record {
             finds_in_answer: 0,
             reporter: None,
             limited: None,
-            tls_failure: None,
+            failure_reason: None,
             held: Vec::new(),
             always_written: false,
             is_hidden: false,
@@ -416,14 +418,24 @@ impl Record {
     /// Returns a refusal because TLS with the origin failed.
     pub fn tls_failed(&mut self, failure: TlsFailure) -> Refusal {
         self.line.tls_error = Some(failure.kind.text().name.into());
-        self.tls_failure = Some(failure);
-        Fail::TlsFailed.into()
+        self.failed_because(FailureReason::Tls(failure))
     }
 
-    /// Returns the kind of TLS failure, if that is the reason for the refusal.
+    /// Returns a refusal because the name of the destination has no address.
+    pub fn resolve_failed(&mut self, failure: DnsFailure) -> Refusal {
+        self.rule(format!("dns: {}", failure.text().name));
+        self.failed_because(FailureReason::Dns(failure))
+    }
+
+    fn failed_because(&mut self, reason: FailureReason) -> Refusal {
+        self.failure_reason = Some(reason);
+        reason.refusal()
+    }
+
+    /// Returns the reason for the refusal, if its code has several.
     #[must_use]
-    pub fn tls_failure(&self) -> Option<TlsFailure> {
-        self.tls_failure
+    pub fn reason_for(&self, refusal: Refusal) -> Option<FailureReason> {
+        self.failure_reason.filter(|reason| reason.refusal() == refusal)
     }
 
     /// Returns the limit, if that is the reason for the refusal.

@@ -12,7 +12,7 @@ use super::terminal::{clean, print, say};
 /// The timeout for connecting and for the answer. The daemon itself waits half a second for its log.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The paths of the admin listener, and their answers by a healthy daemon.
+/// The paths of the admin listener, and the first lines of the answers by a healthy daemon.
 const READY: (&str, &str) = ("/readyz", "ready\n");
 const LIVE: (&str, &str) = ("/healthz", "ok\n");
 
@@ -30,8 +30,8 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, live: bool) -> Exi
     let (path, healthy) = if live { LIVE } else { READY };
     let state = runtime.block_on(client.text(&AdminRequest::get(path), TIMEOUT));
     match state {
-        Ok((StatusCode::OK, state)) if state == healthy => {
-            print(healthy);
+        Ok((StatusCode::OK, state)) if state.starts_with(healthy) => {
+            state.lines().for_each(|line| print(format_args!("{}\n", clean(line))));
             Exit::Done
         }
         Ok((StatusCode::SERVICE_UNAVAILABLE, state)) => {

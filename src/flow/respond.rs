@@ -22,10 +22,10 @@ use super::Services;
 use super::open_answers::{AnswerData, OpenAnswer};
 use super::self_api::SelfReply;
 use crate::audit::record::Record;
+use crate::model::failure::FailureReason;
 use crate::model::limited::{ExchangeLimit, LimitValue, ReachedLimit};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Fail, Refusal};
-use crate::model::tls::TlsFailure;
 use crate::model::wire::{EXEAT_CREDENTIAL_USED, EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 use crate::stages::limit::{self, CheckedResponse, ResponseBody};
 use crate::stages::message::request_body::BodyError;
@@ -137,7 +137,7 @@ struct RefusalDetails<'a> {
     approval: Option<&'a str>,
     reached: Option<&'a ReachedLimit>,
     exchange_limit: Option<ExchangeLimit>,
-    tls: Option<TlsFailure>,
+    reason: Option<FailureReason>,
 }
 
 /// Returns an origin's response. Its body holds the record.
@@ -246,20 +246,20 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
     let (reached, exchange_limit) = (record.limit(), record.transfer_counts().limit_of(refusal));
-    let tls = record.tls_failure().filter(|_| refusal == Fail::TlsFailed.into());
+    let reason = record.reason_for(refusal);
     render(
         shown,
         record.id(),
-        RefusalDetails { url, method, host, approved, credential, place, approval, reached, exchange_limit, tls },
+        RefusalDetails { url, method, host, approved, credential, place, approval, reached, exchange_limit, reason },
     )
 }
 
 fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<AnswerBody> {
-    let RefusalDetails { url, method, host, approved, credential, place, approval, reached, exchange_limit, tls } =
+    let RefusalDetails { url, method, host, approved, credential, place, approval, reached, exchange_limit, reason } =
         about;
     let notice = refusal.notice();
-    let texts = tls.map(|failure| failure.kind.text());
-    let error = tls.map_or_else(|| notice.proxy_status.to_owned(), TlsFailure::proxy_status);
+    let texts = reason.map(FailureReason::text);
+    let error = reason.map_or_else(|| notice.proxy_status.to_owned(), FailureReason::proxy_status);
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
         title: notice.title,

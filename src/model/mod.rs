@@ -1,6 +1,8 @@
 //! The domain types: hosts, targets, names, peers, tools, secrets, refusals, header fields. No I/O and no policy.
 
 pub mod descriptors;
+pub mod dns;
+pub mod failure;
 pub mod host;
 pub mod limited;
 pub mod name;

@@ -1,5 +1,7 @@
 //! The TLS failures of connections to origins. All texts are fixed: nothing that an origin sends is repeated.
 
+use super::failure::FailureText;
+
 /// A TLS failure of a connection to an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsFailure {
@@ -42,17 +44,6 @@ pub enum TlsError {
     NotTls,
     /// The origin violated the protocol in another way.
     Protocol,
-}
-
-/// The texts of one kind of failure.
-#[derive(Clone, Copy, Debug)]
-pub struct FailureText {
-    /// The stable name, as in the audit log.
-    pub name: &'static str,
-    /// The summary for people, in one line.
-    pub detail: &'static str,
-    /// The advice for an agent.
-    pub hint: &'static str,
 }
 
 impl TlsFailure {

@@ -5,6 +5,8 @@
 //! effect (DNS rebinding).
 
 mod answer_size;
+mod health;
+mod lookup;
 mod name_quota;
 
 use std::io;
@@ -14,19 +16,21 @@ use std::time::{Duration, Instant};
 
 use hickory_resolver::Resolver as Hickory;
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ProtocolConfig, ResolveHosts, ResolverConfig};
-use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::proto::rr::{Name, RecordType};
 use moka::sync::Cache;
 use parking_lot::RwLock;
 use tokio::sync::OnceCell;
-use tokio::time::error::Elapsed;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout_at;
 
 use self::answer_size::DnsSockets;
+use self::health::DnsHealth;
+use self::lookup::{CachedAddresses, LookupFailure, join_families, query_family};
 use self::name_quota::{NameQuota, Seen};
 use super::authorize::Admitted;
 use super::socket_quota::SocketQuota;
 use crate::audit::record::Record;
 use crate::model::descriptors::Descriptors;
+use crate::model::dns::DnsFailure;
 use crate::model::host::{Host, HostName};
 use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
@@ -42,9 +46,6 @@ const MIN_TTL: Duration = Duration::from_secs(5);
 const MAX_TTL: Duration = Duration::from_secs(300);
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 const CACHED_NAMES: u64 = 8_192;
-/// Once one family has answered, the other one may take this long. RFC 8305 §3 waits less, but here every address has
-/// to be checked.
-const SECOND_FAMILY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Evidence that these addresses of a target were checked. Only they may be dialed.
 ///
@@ -115,17 +116,12 @@ pub struct Resolver {
     lookups: Arc<SocketQuota>,
     /// Limits the new names per execution.
     names: NameQuota,
+    health: DnsHealth,
 }
 
 /// The answer for one name, filled by the first request for it.
 #[derive(Default)]
 struct CacheEntry(OnceCell<CachedAddresses>);
-
-#[derive(Clone)]
-struct CachedAddresses {
-    addresses: Vec<IpAddr>,
-    until: Instant,
-}
 
 impl Resolver {
     /// Creates the resolver without sending any queries.
@@ -160,7 +156,14 @@ impl Resolver {
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
         let lookups = SocketQuota::new(descriptors.lookups, descriptors.lookups_each);
         let names = NameQuota::new(settings.new_names_per_minute);
-        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups, names })
+        let (ledger, health) = (RwLock::default(), DnsHealth::default());
+        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger, answers, lookups, names, health })
+    }
+
+    /// Returns whether no DNS server has answered for a while, although names were looked up.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.health.is_degraded(Instant::now())
     }
 
     /// Resolves an admitted destination and checks every address. IP literals are checked too.
@@ -174,7 +177,8 @@ impl Resolver {
         record.can_be_written().await?;
         self.check_name(policy, admitted, record).await?;
         let execution = Some(admitted.caller().execution());
-        let addresses = self.addresses(policy, admitted.target().host(), execution).await?;
+        let addresses = self.addresses(policy, admitted.target().host(), execution).await;
+        let addresses = addresses.map_err(|failure| failure.refusal(record))?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         self.check_addresses(policy, admitted, addresses, record)
@@ -247,7 +251,12 @@ impl Resolver {
         }
     }
 
-    async fn addresses(&self, policy: &Policy, host: &Host, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
+    async fn addresses(
+        &self,
+        policy: &Policy,
+        host: &Host,
+        execution: Option<&ExecutionId>,
+    ) -> Result<Vec<IpAddr>, LookupFailure> {
         match host {
             Host::Ip(ip) => Ok(vec![*ip]),
             Host::Name(name) => match policy.hosts_override(name) {
@@ -309,24 +318,19 @@ impl Resolver {
         })
     }
 
-    async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
+    async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Result<Vec<IpAddr>, LookupFailure> {
         for _ in 0..2 {
             let slot = self.answers.get_with(name.clone(), Arc::default);
             let answer = Box::pin(self.fill_slot(&slot, name, execution)).await?;
             if answer.until > Instant::now() {
-                return if answer.addresses.is_empty() {
-                    Err(Fail::ResolveFailed.into())
-                } else {
-                    Ok(answer.addresses.clone())
-                };
+                return answer.addresses.clone().map_err(LookupFailure::Dns);
             }
             // The entry is stale. The first request to notice removes it, unless another one has already replaced it.
             self.answers.remove_if_same(name, &slot);
         }
         let permit = self.lookups.acquire_within(execution, self.timeout).await;
-        let _permit = permit.ok_or(Fail::Overloaded)?;
-        let answer = Box::pin(self.query(name)).await;
-        if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
+        let _permit = permit.ok_or(LookupFailure::Overloaded)?;
+        Box::pin(self.query(name)).await.addresses.map_err(LookupFailure::Dns)
     }
 
     /// Returns the answer in a slot, and fills the slot if it is empty. The slot is not locked while waiting for a
@@ -336,7 +340,7 @@ impl Resolver {
         slot: &'s CacheEntry,
         name: &HostName,
         execution: Option<&ExecutionId>,
-    ) -> Verdict<&'s CachedAddresses> {
+    ) -> Result<&'s CachedAddresses, LookupFailure> {
         let asked = slot.0.get_or_try_init(|| async {
             let _permit = self.lookups.try_acquire(execution).ok_or(())?;
             Ok::<_, ()>(self.query(name).await)
@@ -345,61 +349,51 @@ impl Resolver {
             return Ok(answer);
         }
         let permit = self.lookups.acquire_within(execution, self.timeout).await;
-        let _permit = permit.ok_or(Fail::Overloaded)?;
+        let _permit = permit.ok_or(LookupFailure::Overloaded)?;
         Ok(slot.0.get_or_init(|| self.query(name)).await)
     }
 
     /// Queries A and AAAA separately. A failed family is left out; if both fail, so does the lookup.
     async fn query(&self, name: &HostName) -> CachedAddresses {
-        let failure = || CachedAddresses { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
-        let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
+        let found = self.query_families(name).await;
+        self.health.note(found.as_ref().err().copied(), Instant::now());
+        match found {
+            Ok((addresses, until)) => {
+                let (least, most) = (Instant::now() + MIN_TTL, Instant::now() + MAX_TTL);
+                CachedAddresses { addresses: Ok(addresses), until: until.min(most).max(least) }
+            }
+            Err(failure) => CachedAddresses { addresses: Err(failure), until: Instant::now() + FAILURE_TTL },
+        }
+    }
+
+    /// Returns the addresses of both families, and when the first of their answers ends.
+    async fn query_families(&self, name: &HostName) -> Result<(Vec<IpAddr>, Instant), DnsFailure> {
+        if self.servers.is_empty() {
+            return Err(DnsFailure::NoServer);
+        }
+        let mut fqdn = Name::from_ascii(name.as_str()).map_err(|_| DnsFailure::NoName)?;
         // Without this, the resolver would try search domains first.
         fqdn.set_fqdn(true);
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let v6 = timeout_at(deadline, self.query_family(fqdn.clone(), RecordType::AAAA));
-        let v4 = timeout_at(deadline, self.query_family(fqdn, RecordType::A));
+        let family = async |family| {
+            let answer = timeout_at(deadline, query_family(&self.dns, fqdn.clone(), family)).await;
+            answer.unwrap_or(Err(DnsFailure::TimedOut))
+        };
+        let (v6, v4) = (family(RecordType::AAAA), family(RecordType::A));
         tokio::pin!(v4, v6);
         let families = tokio::select! {
-            first = &mut v6 => join_families(first.ok().flatten(), v4).await,
-            first = &mut v4 => join_families(first.ok().flatten(), v6).await,
+            first = &mut v6 => join_families(first, v4).await,
+            first = &mut v4 => join_families(first, v6).await,
         };
-        let mut addresses = Vec::new();
-        let mut until = Instant::now() + MAX_TTL;
-        for (found, valid_until) in families.into_iter().flatten() {
-            addresses.extend(found);
-            until = until.min(valid_until);
+        match families {
+            (Ok((mut addresses, until)), Ok((others, other_until))) => {
+                addresses.extend(others);
+                Ok((addresses, until.min(other_until)))
+            }
+            (Ok(answer), Err(_)) | (Err(_), Ok(answer)) => Ok(answer),
+            (Err(first), Err(second)) => Err(first.min(second)),
         }
-        if addresses.is_empty() {
-            return failure();
-        }
-        CachedAddresses { addresses, until: until.max(Instant::now() + MIN_TTL) }
     }
-
-    async fn query_family(&self, name: Name, family: RecordType) -> FamilyAnswer {
-        let lookup = self.dns.lookup(name, family).await.ok()?;
-        let address = |data: &RData| match data {
-            RData::A(a) => Some(IpAddr::V4(a.0)),
-            RData::AAAA(aaaa) => Some(IpAddr::V6(aaaa.0)),
-            _ => None,
-        };
-        let found: Vec<_> = lookup.answers().iter().filter_map(|record| address(&record.data)).collect();
-        (!found.is_empty()).then(|| (found, lookup.valid_until()))
-    }
-}
-
-type FamilyAnswer = Option<(Vec<IpAddr>, Instant)>;
-
-/// Returns both families' answers. If the first one has addresses, the second one is waited for only briefly; otherwise
-/// until its deadline.
-async fn join_families(
-    first: FamilyAnswer,
-    second: impl Future<Output = Result<FamilyAnswer, Elapsed>>,
-) -> [FamilyAnswer; 2] {
-    let second = match &first {
-        Some(_) => timeout(SECOND_FAMILY_TIMEOUT, second).await.and_then(|found| found),
-        None => second.await,
-    };
-    [first, second.ok().flatten()]
 }
 
 trait RemoveIfSame {
@@ -510,23 +504,5 @@ mod tests {
         let text = "search -x a..b\ndomain a..b\nnameserver 192.0.2.53\n# nameserver 192.0.2.1\nnameserver 2001:db8::53 # x\nnameserver x\noptions ndots:5\n";
         let found: Vec<_> = nameserver_lines(text).map(|ip| ip.to_string()).collect();
         assert_eq!(found, ["192.0.2.53", "2001:db8::53"]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_family_without_addresses_does_not_limit_the_other() {
-        let found = |ip: &str| Some((vec![ip.parse().unwrap()], Instant::now()));
-        let after = |millis, answer: FamilyAnswer| async move {
-            tokio::time::sleep(Duration::from_millis(millis)).await;
-            Ok(answer)
-        };
-        let rows = [
-            (None, 900, 1, "the first family has no addresses"),
-            (found("192.0.2.1"), 400, 2, "both families answer in time"),
-            (found("192.0.2.1"), 900, 1, "the second family is late and left out"),
-        ];
-        for (first, millis, count, what) in rows {
-            let families = join_families(first, after(millis, found("2001:db8::1"))).await;
-            assert_eq!(families.into_iter().flatten().count(), count, "{what}");
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Destinations: hosts, addresses, names and certificates.
 
+mod dns_failures;
 pub mod dns_queries;
 mod hello_retry;
 pub mod origin_tls;

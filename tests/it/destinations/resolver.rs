@@ -53,6 +53,11 @@ async fn framed(mut stream: impl AsyncRead + AsyncWrite + Unpin, dns: ScriptedDn
     }
 }
 
+/// Starts a DNS server that is asked over TLS.
+pub async fn tls_server(config: Arc<ServerConfig>, dns: ScriptedDns) -> SocketAddr {
+    listen(config, move |tls| framed(tls, dns.clone())).await
+}
+
 /// RFC 8484: POST with the message as the body.
 async fn https(request: Request<Incoming>, dns: ScriptedDns) -> Result<Response<Full<Bytes>>, hyper::Error> {
     assert_eq!((request.uri().path(), request.method().as_str()), ("/dns-query", "POST"));
@@ -71,7 +76,7 @@ async fn dns_over_tls_and_over_https_are_used_and_verified() {
         let name = if vouched { "dns.test" } else { "other.test" };
         let (dns, config) = (builder.dns.clone(), builder.server_config(name));
         let at = if scheme == "tls" {
-            listen(config, move |tls| framed(tls, dns.clone())).await
+            tls_server(config, dns).await
         } else {
             listen(config, move |tls| {
                 let dns = dns.clone();

@@ -118,6 +118,12 @@ impl Lab {
 
     /// Sends a request to the admin listener with the operator's token. Returns the status and the JSON body.
     pub async fn admin_request(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let reply = self.admin_reply(method, path, body).await;
+        (reply.status.as_u16(), serde_json::from_str(reply.text()).unwrap_or_default())
+    }
+
+    /// Sends a request to the admin listener with the operator's token.
+    pub async fn admin_reply(&self, method: &str, path: &str, body: &Value) -> Reply {
         let address = self.daemon.admin_address().unwrap();
         let token = std::fs::read_to_string(self.dir.path().join("admin.token")).unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
@@ -125,8 +131,7 @@ impl Lab {
         let request = Request::builder().method(method).uri(path).header("host", address.to_string());
         let request = request.header("authorization", format!("Bearer {token}"));
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-        let reply = Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await;
-        (reply.status.as_u16(), serde_json::from_str(reply.text()).unwrap_or_default())
+        Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await
     }
 
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
