@@ -2,6 +2,7 @@
 //! stderr.
 
 mod admin_client;
+mod advice;
 mod approval;
 mod audit;
 mod ca;

@@ -1,6 +1,6 @@
 //! `exeat run`: runs one command behind a proxy of its own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::fs;
 use std::io;
@@ -67,6 +67,17 @@ pub(super) struct RunArgs {
     /// Also use the integrations and credentials of this task in the configuration
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
+    /// A file with a CA certificate in PEM that the proxy trusts for origins, beside those of the system. Can be repeated
+    #[arg(long, value_name = "FILE")]
+    ca: Vec<PathBuf>,
+    /// A DNS server that the proxy asks instead of those of the system: IP, IP:PORT, tls://IP#NAME or
+    /// https://IP/PATH#NAME. Can be repeated
+    #[arg(long, value_name = "SERVER")]
+    dns: Vec<String>,
+    /// A network that allowed names may resolve to although it is not public, such as 10.1.0.0/16 or an address. Can be
+    /// repeated
+    #[arg(long, value_name = "CIDR")]
+    allow_cidr: Vec<String>,
     /// Allow every public https destination, and list those that would have been refused
     #[arg(long)]
     learn: bool,
@@ -80,8 +91,11 @@ pub(super) struct RunArgs {
     /// Print no summary at the end
     #[arg(short, long)]
     quiet: bool,
+    /// The least severe messages of the proxy to print: error, warn, info or debug [default: error]
+    #[arg(long, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"], hide_possible_values = true)]
+    log: Option<String>,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -90,7 +104,7 @@ const TASK: &str = "run";
 const TOKEN_VARIABLE: &str = "EXEAT_RUN_TOKEN";
 
 pub(super) fn run(config: Option<&Path>, mut args: RunArgs) -> ExitCode {
-    terminal::log("error");
+    terminal::log(args.log.as_deref().unwrap_or("error"));
     match start(config, &mut args) {
         Ok(code) => code,
         Err(exit) => exit.into(),
@@ -171,7 +185,8 @@ async fn run_command(
         _ => path,
     };
     let (ca, bundle) = (seen(ca), seen(bundle));
-    let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
+    let userinfo = if args.isolate { String::new() } else { format!("{TASK}:{token}@") };
+    let variables = env::variables(&format!("http://{userinfo}{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = match args.isolate {
         true => isolate::isolated_command(directory, args.unix_sockets, args.quiet, program),
@@ -324,14 +339,8 @@ fn configure(
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
-    let listen = if args.isolate { isolate::listen_address(state) } else { "127.0.0.1:0".to_owned() };
-    put(&mut table, "proxy", "listen".to_owned(), vec![listen]);
-    // The authentication settings of the daemon's listeners do not apply to this one.
-    if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
-        for key in ["tls", "unix_tasks", "unix_mode"] {
-            proxy.remove(key);
-        }
-    }
+    put_listener(&mut table, args, state);
+    let flags = put_network(&mut table, args)?;
     // Secrets are read from the configured vault. All other state is in the run's own directory.
     let vault = vault::vault_with(&paths::vault_settings(config)?, &|name| environment.text(name));
     let secrets = &vault::Reader::of_vault(vault);
@@ -348,14 +357,67 @@ fn configure(
         table.remove(own_files);
     }
     let env = |name: &str| if name == TOKEN_VARIABLE { Some(token.to_owned()) } else { environment.text(name) };
-    let mut compiled =
-        compile::compile(&table.to_string(), &CompileContext { base, state_dir: state, env: &env, secrets })?;
+    let compiled = compile::compile(&table.to_string(), &CompileContext { base, state_dir: state, env: &env, secrets });
+    let mut compiled = compiled.map_err(|mut problems| {
+        for problem in &mut problems {
+            if let Some(flag) = flags.get(&problem.path) {
+                problem.path = (*flag).to_owned();
+            }
+        }
+        problems
+    })?;
     compiled.settings.admin.listen = None;
     // The CA key is not written to a file: the command runs as the same user and could read it.
     compiled.settings.interception.ca_key = None;
     // Processes that outlive the command must not delay the exit.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
     Ok(Prepared { config: compiled, hidden_variables, placeholders })
+}
+
+/// Sets the listener of the command's proxy.
+fn put_listener(table: &mut Table, args: &RunArgs, state: &Path) {
+    // The authentication settings of the daemon's listeners do not apply to this one.
+    if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
+        for key in ["tls", "unix_tasks", "unix_mode"] {
+            proxy.remove(key);
+        }
+    }
+    if args.isolate {
+        put(table, "proxy", "listen".to_owned(), vec![isolate::listen_address(state)]);
+        // Only the relay of the command's network reaches this socket, so nobody has to say who it is. Browsers cannot.
+        let mut tasks = Table::new();
+        tasks.insert(rustix::process::geteuid().as_raw().to_string(), TASK.into());
+        put(table, "proxy", "unix_tasks".to_owned(), tasks);
+    } else {
+        put(table, "proxy", "listen".to_owned(), vec!["127.0.0.1:0".to_owned()]);
+    }
+}
+
+/// Adds the certificates, DNS servers and networks that are given by flags. Returns the flag of each by its path in the
+/// configuration.
+fn put_network(table: &mut Table, args: &RunArgs) -> Result<HashMap<String, &'static str>, Vec<Problem>> {
+    let mut flags = HashMap::new();
+    let mut append = |section: &str, key: &str, item: String, flag: &'static str| {
+        let list = table.get(section).and_then(|section| section.get(key)).and_then(toml::Value::as_array);
+        let mut list = list.cloned().unwrap_or_default();
+        flags.insert(format!("{section}.{key}[{}]", list.len()), flag);
+        list.push(item.into());
+        put(table, section, key.to_owned(), list);
+    };
+    for file in &args.ca {
+        let path = std::path::absolute(file).map_err(|error| {
+            problem("--ca", format!("{}: {error}", file.display()), "a file with a certificate in PEM")
+        })?;
+        append("upstream", "extra_roots", path.display().to_string(), "--ca");
+    }
+    for cidr in &args.allow_cidr {
+        append("network", "allow_cidrs", cidr.clone(), "--allow-cidr");
+    }
+    if !args.dns.is_empty() {
+        put(table, "dns", "servers".to_owned(), args.dns.clone());
+        flags.extend((0..args.dns.len()).map(|n| (format!("dns.servers[{n}]"), "--dns")));
+    }
+    Ok(flags)
 }
 
 fn read(path: &Path) -> Result<Table, Vec<Problem>> {

@@ -1,7 +1,8 @@
 //! The summary that `exeat run` prints at its end, from the lines of its audit log.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use super::advice::{self, allow_flag};
 use super::terminal::clean;
 use crate::audit::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use crate::model::host::Host;
@@ -20,12 +21,14 @@ pub(super) struct Flags<'a> {
     pub(super) denied: &'a [HostPattern],
 }
 
-/// Returns the lines of the summary: the numbers of allowed and refused requests, and for each refusal what would have
-/// allowed it.
+/// Returns the lines of the summary: the numbers of allowed and refused requests, and for each refusal its reason and what
+/// would help.
 pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     let all: Vec<Line> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let (quiet, lines): (Vec<Line>, Vec<Line>) = all.into_iter().partition(|line| is_quiet(line, flags.denied));
-    let passed = lines.iter().filter(|line| line.event == Event::Decided).count();
+    let failed: HashSet<&str> = lines.iter().filter(|line| line.code.is_some()).map(|line| line.id.as_str()).collect();
+    let is_passed = |line: &&Line| line.event == Event::Decided && !failed.contains(line.id.as_str());
+    let passed = lines.iter().filter(is_passed).count();
     let refused = refusals(&lines);
     let count: usize = refused.values().sum();
     let silenced = if quiet.is_empty() { String::new() } else { format!("; {} to hosts of --deny", quiet.len()) };
@@ -33,8 +36,8 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     let used = used_keys(&lines);
     out.extend(used.iter().map(|((name, host), count)| format!("  {count:>4} × {name} sent to {}", clean(host))));
     out.extend(refused.iter().map(|(refusal, count)| {
-        let Refusal { place, code, flag } = refusal;
-        format!("  {count:>4} × {place:<32} {code:<20} {flag}")
+        let Refusal { place, code, advice } = refusal;
+        format!("  {count:>4} × {place:<32} {code:<20} {advice}").trim_end().to_owned()
     }));
     out.extend(misplaced(&lines).into_iter().chain(leaks(&lines)).map(|advice| format!("  {advice}")));
     out.extend(aborted_handshakes(&lines));
@@ -48,6 +51,7 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
         );
     }
     out.extend(often_refused(&refused));
+    out.extend(advice::without_network(&lines).filter(|_| passed == 0).map(str::to_owned));
     out.extend(needed_flags(&lines).filter(|_| flags.learned));
     out
 }
@@ -73,8 +77,8 @@ struct Refusal {
     /// The host and port.
     place: String,
     code: String,
-    /// The flag that would have allowed them, if there is one.
-    flag: String,
+    /// The reason, and the flag that would have allowed them or would help, if there is one.
+    advice: String,
 }
 
 fn refusals(lines: &[Line]) -> BTreeMap<Refusal, usize> {
@@ -86,12 +90,11 @@ fn refusals(lines: &[Line]) -> BTreeMap<Refusal, usize> {
     for line in lines {
         let code = line.code.as_deref().unwrap_or_default();
         if !code.is_empty() && !is_auth_challenge(line, lines) {
-            let flag = allow_flag(line, code).unwrap_or_default();
-            add(Refusal { place: place(line), code: code.to_owned(), flag }, 1);
+            add(Refusal { place: place(line), code: code.to_owned(), advice: advice::of(line, code) }, 1);
         }
     }
     for (code, more) in lines.iter().flat_map(|line| &line.codes) {
-        let refusal = Refusal { place: "(too many to list)".to_owned(), code: code.to_string(), flag: String::new() };
+        let refusal = Refusal { place: "(too many to list)".to_owned(), code: code.to_string(), advice: String::new() };
         add(refusal, usize::try_from(*more).unwrap_or(usize::MAX));
     }
     refused
@@ -149,7 +152,7 @@ fn often_refused(refused: &BTreeMap<Refusal, usize>) -> Option<String> {
     let often =
         refused.iter().filter(|(refusal, count)| refusal.code == "host_not_allowed" && **count >= MANY_REFUSALS);
     let allow: BTreeSet<&str> =
-        often.map(|(refusal, _)| refusal.flag.as_str()).filter(|flag| !flag.is_empty()).collect();
+        often.map(|(refusal, _)| refusal.advice.as_str()).filter(|flag| !flag.is_empty()).collect();
     let hosts = allow.iter().filter_map(|flag| flag.rsplit([' ', '/']).next()?.split(':').next());
     let deny: BTreeSet<String> = hosts.map(|host| format!("--deny {host}")).collect();
     let joined = |flags: Vec<&str>| flags.join(" ");
@@ -187,18 +190,6 @@ fn is_auth_challenge(line: &Line, lines: &[Line]) -> bool {
 fn is_client_tls_abort(line: &Line) -> bool {
     line.verdict == Some(LineVerdict::Abandoned)
         && line.rule.as_deref().is_some_and(|rule| rule.starts_with("client handshake: "))
-}
-
-/// Returns the flag that would have allowed a refused request, if there is one.
-fn allow_flag(line: &Line, code: &str) -> Option<String> {
-    let host = clean(line.host.as_deref()?);
-    let port = line.port?;
-    let plain = line.scheme.as_deref() == Some("http");
-    let usual = if plain { 80 } else { 443 };
-    let port = if port == usual { String::new() } else { format!(":{port}") };
-    let scheme = if plain { "http://" } else { "" };
-    matches!(code, "host_not_allowed" | "port_not_allowed" | "scheme_not_allowed")
-        .then(|| format!("--allow {scheme}{host}{port}"))
 }
 
 #[cfg(test)]

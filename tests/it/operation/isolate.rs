@@ -215,6 +215,24 @@ fn other_address() -> String {
     found.map_or("192.0.2.1".to_owned(), |address| address.ip().to_string())
 }
 
+/// Browsers cannot send the password of a variable.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and curl"]
+async fn the_command_needs_no_password() {
+    for user in users() {
+        let place = Place::new().await;
+        let script = "echo $HTTPS_PROXY $http_proxy; curl -s http://other.test/ | grep code; \
+                      curl -s -U u:p http://other.test/ | grep code";
+        let output = output(place.shell(user, &[], script)).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        let lines: Vec<_> = out.lines().map(str::trim).collect();
+        assert_eq!(lines[0], "http://127.0.0.1:3128 http://127.0.0.1:3128", "{out}");
+        // A wrong password is not ignored.
+        assert_eq!(lines[1..], ["\"code\": \"host_not_allowed\",", "\"code\": \"caller_unknown\","], "{words}");
+        assert!(words.contains("--allow http://other.test\n"), "{words}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces"]
 async fn the_command_inherits_no_capabilities_descriptors_or_sockets() {

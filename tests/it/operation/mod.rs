@@ -9,5 +9,6 @@ pub mod operator;
 pub mod packaging;
 pub mod reload;
 pub mod run;
+mod run_flags;
 pub mod service;
 pub mod soak;
