@@ -85,7 +85,7 @@ fn policy(rules: usize) -> Policy {
     .unwrap();
     let env = |_: &str| Some(TOKEN.to_owned());
     let here = Path::new("/nowhere");
-    let context = CompileContext { base: here, state_dir: here, env: &env, secrets: &NoSecrets };
+    let context = CompileContext { base: here, state_dir: here, env: &env, secrets: &NoSecrets, is_offline: false };
     compile::compile(&text, &context).unwrap_or_else(|problems| panic!("{problems:?}")).policy
 }
 

@@ -10,14 +10,28 @@ use crate::policy::compile::Problem;
 use crate::policy::rule::Policy;
 use crate::policy::settings::Settings;
 
-pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
-    let (problems, warnings) = match paths::load(config) {
+/// Where the values and files of a configuration are looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Only in the configuration: it may be for another machine.
+    Offline,
+    /// On this machine, which is the daemon's.
+    Machine,
+    /// On this machine and in DNS.
+    Online,
+}
+
+pub(super) fn run(config: Option<&Path>, json: bool, scope: Scope) -> Exit {
+    let loaded = if scope == Scope::Offline { paths::load_offline(config) } else { paths::load(config) };
+    let (mut problems, mut warnings) = match loaded {
         Ok(config) => {
-            let Found { mut problems, warnings: more } = precheck::find(&config.settings);
+            let of_machine = || precheck::find(&config.settings);
+            let found = if scope == Scope::Offline { Found::default() } else { of_machine() };
+            let Found { mut problems, warnings: more } = found;
             let mut warnings = config.warnings;
             warnings.extend(config.policy.weak_values());
             warnings.extend(more);
-            if online {
+            if scope == Scope::Online {
                 let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);
                 warnings.extend(unresolved);
@@ -26,14 +40,17 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
         }
         Err(problems) => (problems, Vec::new()),
     };
+    paths::locate(config, &mut problems);
+    paths::locate(config, &mut warnings);
     let is_valid = problems.is_empty();
     if json {
         print(format_args!("{:#}\n", serde_json::json!({ "problems": problems, "warnings": warnings })));
     } else if is_valid {
         for warning in &warnings {
-            say(format_args!("warning: {warning}"));
+            say(format_args!("warning: {}{warning}", paths::position(config, warning)));
         }
-        say("the configuration is valid");
+        let which = if scope == Scope::Offline { ", as far as it can be checked offline" } else { "" };
+        say(format_args!("the configuration is valid{which}"));
     } else {
         paths::report_problems(config, &problems);
     }
@@ -51,8 +68,7 @@ fn webhook_problems(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<
     let found = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(webhooks::find_problems(&resolver, policy)),
         Err(error) => {
-            let (problem, suggestion) = (error.to_string(), String::new());
-            return (vec![Problem { path: "dns".to_owned(), problem, suggestion }], Vec::new());
+            return (vec![Problem::new("dns", error.to_string(), "")], Vec::new());
         }
     };
     let problem = |webhook: WebhookProblem| {
@@ -61,11 +77,9 @@ fn webhook_problems(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<
         } else {
             format!("cannot be resolved now ({}); calls of the webhook are refused", webhook.refusal.code())
         };
-        Problem {
-            path: format!("tasks.{}.webhook_urls[{}]", webhook.task, webhook.index),
-            problem: format!("{} {what}", webhook.host),
-            suggestion: if webhook.is_private() { "a public host".to_owned() } else { String::new() },
-        }
+        let path = format!("tasks.{}.webhook_urls[{}]", webhook.task, webhook.index);
+        let suggestion = if webhook.is_private() { "a public host" } else { "" };
+        Problem::new(path, format!("{} {what}", webhook.host), suggestion)
     };
     let (private, unresolved): (Vec<_>, Vec<_>) = found.into_iter().partition(WebhookProblem::is_private);
     (private.into_iter().map(problem).collect(), unresolved.into_iter().map(problem).collect())

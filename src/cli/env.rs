@@ -58,10 +58,14 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell, with_credenti
         Err(exit) => return exit,
     };
     let settings = &loaded.settings;
+    if loaded.policy.task(&TaskName::new(task)).is_none() {
+        paths::report_unknown_task(loaded.policy.tasks().map(|task| task.name().as_str()), task);
+        return Exit::Failed;
+    }
     let Some(token) = config.and_then(|path| static_token(path, task)) else {
         say(format_args!(
-            "exeat: the configuration has no task {task:?} with a static token; `exeat execution start {task}` starts \
-             an execution with its own token"
+            "exeat: the task {task:?} has no static token; `exeat execution start {task}` starts an execution with its own \
+             token"
         ));
         return Exit::Failed;
     };

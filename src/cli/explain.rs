@@ -45,12 +45,15 @@ struct Step {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
-    let policy = match paths::load_or_report(config) {
+    let policy = match paths::load_offline(config) {
         Ok(config) => config.policy,
-        Err(exit) => return exit,
+        Err(problems) => {
+            paths::report_problems(config, &problems);
+            return Exit::Usage;
+        }
     };
     let Some(task) = policy.task(&TaskName::new(&args.task)) else {
-        say(format_args!("exeat: the configuration has no task {:?}", args.task));
+        paths::report_unknown_task(policy.tasks().map(|task| task.name().as_str()), &args.task);
         return Exit::Usage;
     };
     if !args.url.contains("://") {
@@ -124,10 +127,9 @@ fn credential_steps(task: &Task, kind: Kind, target: &Target, allowed: &MatchedR
     let bound = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
     let describe = |credential: &Arc<Credential>| {
         let (name, auth) = (credential.name(), credential.auth());
-        if credential.value().is_none() {
-            return format!("{name} has no value: requests that use it are refused");
-        }
         let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
+        let absent = if credential.value().is_none() { "; its value is not in this environment" } else { "" };
+        let only = &format!("{only}{absent}");
         if *auth == Auth::Auto && kind.takes_placeholders() {
             return format!("{name} would be sent in {auth}{only}");
         }

@@ -69,6 +69,10 @@ enum Command {
         /// Also resolve the hosts of registered webhooks
         #[arg(long)]
         online: bool,
+        /// Check the configuration alone, as for another machine: variables and files that are not there are warnings, and the
+        /// vault, directories and addresses are not looked at
+        #[arg(long, conflicts_with = "online")]
+        offline: bool,
     },
     /// Explain step by step how a request would be handled, without sending it
     Explain(explain::ExplainArgs),
@@ -222,7 +226,14 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(config, args),
         Command::Inside(args) => isolate::run(&args),
         Command::Demo => demo::run().into(),
-        Command::Check { json, online } => check::run(config, json, online).into(),
+        Command::Check { json, online, offline } => {
+            let scope = match (online, offline) {
+                (true, _) => check::Scope::Online,
+                (_, true) => check::Scope::Offline,
+                _ => check::Scope::Machine,
+            };
+            check::run(config, json, scope).into()
+        }
         Command::Explain(args) => explain::run(config, &args).into(),
         Command::Env { task, shell, no_credentials } => env::run(config, &task, shell, !no_credentials).into(),
         Command::Ca { action } => ca::run(config, &action).into(),

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::Exit;
-use super::terminal::say;
+use super::terminal::{clean, say};
 use crate::daemon::reload::ConfigFile;
 use crate::daemon::vault;
 use crate::policy::compile::{self, AdminAddress, Config, Problem};
+use crate::policy::lines;
 use crate::policy::settings::Vault;
 use crate::policy::source::CompileContext;
 
@@ -35,13 +36,37 @@ pub(super) fn config_file(config: Option<&Path>) -> Option<ConfigFile> {
 pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
     match config_file(config) {
         Some(file) => file.load(),
-        None => {
-            let env = |name: &str| std::env::var(name).ok();
-            let secrets = &vault::Reader::default();
-            let context = CompileContext { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
-            compile::compile("", &context)
-        }
+        None => built_in(),
     }
+}
+
+/// Loads the given file, or the built-in default. Values and files that are not on this machine are warnings.
+pub(super) fn load_offline(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
+    match config_file(config) {
+        Some(file) => file.load_offline(),
+        None => built_in(),
+    }
+}
+
+fn built_in() -> Result<Config, Vec<Problem>> {
+    let env = |name: &str| std::env::var(name).ok();
+    let secrets = &vault::Reader::default();
+    let (base, state_dir) = (Path::new(""), state_dir());
+    compile::compile("", &CompileContext { base, state_dir: &state_dir, env: &env, secrets, is_offline: false })
+}
+
+/// Sets the lines of problems that were found after the file was compiled.
+pub(super) fn locate(config: Option<&Path>, problems: &mut [Problem]) {
+    if let Ok((text, _)) = read_text(config) {
+        lines::locate(&text, problems);
+    }
+}
+
+/// Returns the file and line of a problem as the beginning of a message. Empty without a line.
+pub(super) fn position(config: Option<&Path>, problem: &Problem) -> String {
+    let position =
+        config.zip(problem.line).map(|(file, line)| format!("{}:{line}: ", clean(&file.display().to_string())));
+    position.unwrap_or_default()
 }
 
 /// Returns the location of the vault. The rest of the configuration may be invalid: it may need a secret that is about
@@ -63,7 +88,7 @@ fn read_text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
     let Some(path) = config else { return Ok((String::new(), Path::new(""))) };
     let unreadable = |error: std::io::Error| {
         let problem = format!("cannot be read: {error}");
-        vec![Problem { path: path.display().to_string(), problem, suggestion: String::new() }]
+        vec![Problem::new(path.display().to_string(), problem, "")]
     };
     Ok((std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new(""))))
 }
@@ -76,10 +101,18 @@ pub(super) fn load_or_report(config: Option<&Path>) -> Result<Config, Exit> {
     })
 }
 
+/// Reports that the configuration has no such task, and names those that it has.
+pub(super) fn report_unknown_task<'a>(tasks: impl Iterator<Item = &'a str>, wanted: &str) {
+    let expected = compile::known_names(tasks, "tasks", wanted);
+    say(format_args!("exeat: the configuration has no task {wanted:?}; expected {expected}"));
+}
+
 /// Prints one line for each problem, then their number.
 pub(super) fn report_problems(config: Option<&Path>, problems: &[Problem]) {
-    for problem in problems {
-        say(format_args!("error: {problem}"));
+    let mut sorted: Vec<_> = problems.iter().collect();
+    sorted.sort_by_key(|problem| problem.line.unwrap_or(usize::MAX));
+    for problem in sorted {
+        say(format_args!("error: {}{problem}", position(config, problem)));
     }
     let what = config.map_or_else(|| "the built-in configuration".to_owned(), |path| path.display().to_string());
     let count = problems.len();

@@ -125,11 +125,9 @@ impl PlaceholderCredential {
         let name = variable_of(flag);
         let is_variable = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
         let shown = if is_variable && name.len() <= MAX_SHOWN_NAME { name } else { "…" };
-        let wrong = |problem: &str| Problem {
-            path: "--credential".to_owned(),
-            problem: format!("{shown} {problem}"),
-            suggestion: "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or query:PARAMETER"
-                .to_owned(),
+        let wrong = |problem: &str| {
+            let suggestion = "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or query:PARAMETER";
+            Problem::new("--credential", format!("{shown} {problem}"), suggestion)
         };
         let (before, host) = flag.rsplit_once('@').ok_or_else(|| wrong("has no @HOST"))?;
         let how = before.split_once('=').map_or("auto", |(_, how)| how);
@@ -139,10 +137,9 @@ impl PlaceholderCredential {
         if host.contains("://") || host.contains('*') {
             return Err(wrong("has a scheme or a wildcard: list each host by name, such as api.example.com"));
         }
-        let invalid = |why: String| Problem {
-            path: "--credential".to_owned(),
-            problem: format!("the variable {shown} {why}"),
-            suggestion: "NAME@HOST, with a NAME that is set to the key in exeat's environment".to_owned(),
+        let invalid = |why: String| {
+            let suggestion = "NAME@HOST, with a NAME that is set to the key in exeat's environment";
+            Problem::new("--credential", format!("the variable {shown} {why}"), suggestion)
         };
         let value = env(name).ok_or_else(|| invalid("is not set".to_owned()))?;
         let value = Zeroizing::new(value.into_bytes());
@@ -212,7 +209,7 @@ impl PlaceholderCredential {
                 _ => {
                     let problem = format!("{} is given with both basic and bearer", self.name);
                     let suggestion = format!("{}@HOST, which is for both", self.name);
-                    return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
+                    return Err(Problem::new("--credential", problem, suggestion));
                 }
             };
             extend_list(&mut self.credential, "swap_in", place.into_iter().map(Into::into));

@@ -138,7 +138,8 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
         Exit::Usage
     })?;
     let token = files::hex(files::random::<24>().map_err(io_failed)?.as_slice());
-    let prepared = configure(config, args, state.path(), &token, &environment).map_err(|problems| {
+    let prepared = configure(config, args, state.path(), &token, &environment).map_err(|mut problems| {
+        paths::locate(config, &mut problems);
         paths::report_problems(config, &problems);
         Exit::Usage
     })?;
@@ -357,9 +358,14 @@ fn configure(
         table.remove(own_files);
     }
     let env = |name: &str| if name == TOKEN_VARIABLE { Some(token.to_owned()) } else { environment.text(name) };
-    let compiled = compile::compile(&table.to_string(), &CompileContext { base, state_dir: state, env: &env, secrets });
+    let compiled = compile::compile(
+        &table.to_string(),
+        &CompileContext { base, state_dir: state, env: &env, secrets, is_offline: false },
+    );
     let mut compiled = compiled.map_err(|mut problems| {
         for problem in &mut problems {
+            // The line is of a text that the user has not seen.
+            problem.line = None;
             if let Some(flag) = flags.get(&problem.path) {
                 problem.path = (*flag).to_owned();
             }
@@ -471,7 +477,9 @@ fn wanted_task(table: &Table, args: &RunArgs) -> Result<Table, Vec<Problem>> {
     let Some(task) = &args.task else { return Ok(Table::new()) };
     let found = table.get("tasks").and_then(|tasks| tasks.get(task));
     let found = found.ok_or_else(|| {
-        problem("--task", format!("the configuration has no task {task:?}"), "a task of the configuration file")
+        let tasks = table.get("tasks").and_then(toml::Value::as_table);
+        let known = compile::known_names(tasks.into_iter().flat_map(Table::keys), "tasks", task);
+        problem("--task", format!("the configuration has no task {task:?}"), &known)
     })?;
     Ok(found.as_table().cloned().unwrap_or_default())
 }
@@ -528,7 +536,7 @@ fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
 }
 
 fn problem(path: &str, problem: String, suggestion: &str) -> Vec<Problem> {
-    vec![Problem { path: path.to_owned(), problem, suggestion: suggestion.to_owned() }]
+    vec![Problem::new(path, problem, suggestion)]
 }
 
 #[cfg(test)]

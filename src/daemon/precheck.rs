@@ -43,7 +43,7 @@ impl Found {
 }
 
 fn problem(path: &str, problem: impl ToString, suggestion: &str) -> Problem {
-    Problem { path: path.to_owned(), problem: problem.to_string(), suggestion: suggestion.to_owned() }
+    Problem::new(path, problem.to_string(), suggestion)
 }
 
 /// Checks the files, directories and addresses that a start needs, as this process's user.

@@ -10,8 +10,10 @@ use tokio::time::Instant;
 
 use super::{preparation, vault};
 use crate::flow::Services;
+use crate::model::secret::Secret;
 use crate::policy::compile::{self, Config, Problem};
-use crate::policy::source::CompileContext;
+use crate::policy::settings::Vault;
+use crate::policy::source::{CompileContext, SecretSource, SourceError};
 use crate::tls::crl;
 
 /// A changed file is loaded after it has not changed for this long, because editors and mounts write in several steps.
@@ -29,6 +31,15 @@ pub struct ConfigFile {
     /// Held from reading the file to replacing the policy, so that of two concurrent reloads the later read wins. A file on
     /// a file system that hangs occupies one thread, however many reloads wait for it.
     swap: Arc<AsyncMutex<()>>,
+}
+
+/// The vault of a configuration that is checked offline.
+struct Unread;
+
+impl SecretSource for Unread {
+    fn secret(&self, _: &Vault, _: &str, name: &str) -> Result<Secret, SourceError> {
+        Err(SourceError::Missing(format!("the vault was not read for the secret {name}")))
+    }
 }
 
 /// The result of a reload.
@@ -51,22 +62,32 @@ impl ConfigFile {
     /// # Errors
     /// All problems, at least one.
     pub fn load(&self) -> Result<Config, Vec<Problem>> {
-        self.load_with(&vault::Reader::default())
+        self.load_with(&vault::Reader::default(), false)
     }
 
-    fn load_with(&self, secrets: &vault::Reader) -> Result<Config, Vec<Problem>> {
+    /// Reads and compiles the file without the vault, and without files and values that are not on this machine.
+    ///
+    /// # Errors
+    /// All problems, at least one.
+    pub fn load_offline(&self) -> Result<Config, Vec<Problem>> {
+        self.load_with(&Unread, true)
+    }
+
+    fn load_with(&self, secrets: &dyn SecretSource, is_offline: bool) -> Result<Config, Vec<Problem>> {
         let unreadable = |why: &dyn std::fmt::Display| {
             let problem = format!("cannot be read: {why}");
-            vec![Problem { path: self.path.display().to_string(), problem, suggestion: String::new() }]
+            vec![Problem::new(self.path.display().to_string(), problem, "")]
         };
         let bytes = std::fs::read(&self.path).map_err(|error| unreadable(&error))?;
         *self.read.lock() = Some(bytes.clone());
         let text = String::from_utf8(bytes).map_err(|_| unreadable(&"it is not UTF-8"))?;
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
-        let mut config =
-            compile::compile(&text, &CompileContext { base, state_dir: &self.state_dir, env: &env, secrets })?;
-        config.warnings.extend(crls(&config.settings.upstream.crls)?);
+        let context = CompileContext { base, state_dir: &self.state_dir, env: &env, secrets, is_offline };
+        let mut config = compile::compile(&text, &context)?;
+        if !is_offline {
+            config.warnings.extend(crls(&config.settings.upstream.crls)?);
+        }
         Ok(config)
     }
 
@@ -92,7 +113,7 @@ pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
     .await;
     result.unwrap_or_else(|error| {
         let problem = format!("the reload was interrupted: {error}");
-        Reloaded::Kept(vec![Problem { path: String::new(), problem, suggestion: String::new() }])
+        Reloaded::Kept(vec![Problem::new("", problem, "")])
     })
 }
 
@@ -105,13 +126,14 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
         tracing::error!(%error, "the old lists of revoked certificates stay in use");
     }
     // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
-    match file.load_with(&vault::Reader::of(&services.settings.vault)) {
+    match file.load_with(&vault::Reader::of(&services.settings.vault), false) {
         Ok(mut config) => {
             for warning in &config.warnings {
-                tracing::warn!("{warning}");
+                tracing::warn!(line = warning.line, "{warning}");
             }
             if config.settings != services.settings {
-                tracing::warn!("settings outside the policy have changed; they take effect at the next start");
+                let changed = config.settings.changed_since(&services.settings).join(", ");
+                tracing::warn!(changed, "these settings take effect at the next start");
             }
             config.policy.prepare_from(&services.policies.snapshot());
             let generation = services.policies.replace(config.policy);
@@ -122,7 +144,7 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
         }
         Err(problems) => {
             for problem in &problems {
-                tracing::error!(%problem, "the old policy stays in force");
+                tracing::error!(%problem, line = problem.line, "the old policy stays in force");
             }
             Reloaded::Kept(problems)
         }
@@ -138,7 +160,7 @@ fn crls(files: &[PathBuf]) -> Result<Vec<Problem>, Vec<Problem>> {
     let (mut problems, mut warnings) = (Vec::new(), Vec::new());
     for (i, file) in files.iter().enumerate() {
         let suggestion = "a current CRL, in PEM or DER".to_owned();
-        let problem_at = |problem| Problem { path: format!("upstream.crls[{i}]"), problem, suggestion };
+        let problem_at = |problem| Problem::new(format!("upstream.crls[{i}]"), problem, suggestion);
         match crl::read(file).map(|lists| lists.expired) {
             Ok(None) => {}
             Ok(Some(end)) => {

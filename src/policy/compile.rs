@@ -13,9 +13,10 @@ use super::credential::Credential;
 use super::credential_file;
 use super::credential_file::RawCredential;
 use super::file::{self, File, RawIntegration, RawTask};
+use super::lines;
 use super::plan::Plan;
 pub use super::reader::Problem;
-use super::reader::{Findings, UNKNOWN_KEY};
+use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
 use super::source::{CompileContext, read_source};
@@ -47,12 +48,16 @@ pub fn compile(text: &str, context: &CompileContext<'_>) -> Result<Config, Vec<P
     let findings = Findings::default();
     let compiled =
         file::read(text, context.base, context.state_dir, &findings).map(|file| assemble(file, context, &findings));
-    let problems = findings.problems.into_inner();
+    let (mut problems, mut warnings) = (findings.problems.into_inner(), findings.warnings.into_inner());
     match compiled {
         Some((settings, policy)) if problems.is_empty() => {
-            Ok(Config { settings, policy, warnings: findings.warnings.into_inner() })
+            lines::locate(text, &mut warnings);
+            Ok(Config { settings, policy, warnings })
         }
-        _ => Err(problems),
+        _ => {
+            lines::locate(text, &mut problems);
+            Err(problems)
+        }
     }
 }
 
@@ -95,6 +100,7 @@ fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Resu
             let misspelt = |problem: &Problem| !problem.path.contains('.') && problem.problem == UNKNOWN_KEY;
             let ours = |problem: &Problem| problem.path == "state_dir" || problem.path.starts_with(section);
             problems.retain(|problem| ours(problem) || misspelt(problem));
+            lines::locate(text, &mut problems);
             if problems.is_empty() { Ok(file.settings) } else { Err(problems) }
         }
     }
@@ -185,7 +191,7 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
         for (i, file) in files.iter().enumerate() {
             if let Err(error) = std::fs::File::open(file) {
                 let problem = format!("{} cannot be read: {error}", file.display());
-                findings.problem(format!("upstream.{key}[{i}]"), problem, wanted);
+                findings.unavailable(context, format!("upstream.{key}[{i}]"), problem, wanted);
             }
         }
     }
@@ -195,12 +201,12 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
     if let Source::Env(_) = &settings.vault.key
         && let Err(why) = read_source(&settings.vault.key, context.env)
     {
-        findings.problem("vault.key", why.to_string(), "a source that holds the master key");
+        findings.unavailable(context, "vault.key", why.to_string(), "a source that holds the master key");
     }
     if let LedgerAt::Shared { key: Some(key), .. } = &settings.ledger
         && let Err(why) = read_source(key, context.env)
     {
-        findings.problem("ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
+        findings.unavailable(context, "ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
     }
     for (i, address) in settings.proxy.listen.iter().enumerate() {
         let others = settings.proxy.listen.iter().take(i).chain(&settings.admin.listen);
@@ -227,7 +233,8 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
     });
     for (key, file) in files.filter_map(|(key, file)| Some((key, file?))) {
         if let Err(error) = std::fs::File::open(file) {
-            findings.problem(
+            findings.unavailable(
+                context,
                 format!("proxy.tls.{key}"),
                 format!("{} cannot be read: {error}", file.display()),
                 "a PEM file",
@@ -236,7 +243,7 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
     }
     if let Some(source) = &settings.admin.token {
         match read_source(source, context.env).map(|token| (token.expose().len(), TokenHash::of(token.expose()))) {
-            Err(why) => findings.problem("admin.token", why.to_string(), "a source that holds the token"),
+            Err(why) => findings.unavailable(context, "admin.token", why.to_string(), "a source that holds the token"),
             Ok((length, _)) if length < TokenHash::MIN_TOKEN => {
                 findings.problem(
                     "admin.token",
@@ -288,7 +295,7 @@ fn warn_of_wide_networks(path: &str, networks: &[IpNet], findings: &Findings) {
 /// Reports keys of one integration that conflict with each other.
 fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     let at = |key: &str| format!("integrations.{name}.{key}");
-    if raw.allowed_domains.is_empty() && !raw.any_public_host {
+    if raw.allowed_domains.is_empty() && !raw.any_public_host && !findings.has(&at("allowed_domains")) {
         findings.warning(at("allowed_domains"), "the list is empty, so this integration allows nothing");
     }
     if raw.any_public_host && !raw.allowed_domains.is_empty() {
@@ -317,7 +324,8 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
         ("methods", raw.methods.as_ref().is_some_and(Vec::is_empty)),
         ("paths", raw.paths.as_ref().is_some_and(Vec::is_empty)),
     ] {
-        if list_is_empty {
+        // A list of which no element is valid has been reported.
+        if list_is_empty && !findings.has(&at(key)) {
             findings.problem(at(key), "an empty list allows nothing", "at least one entry, or leave the key out");
         }
     }
@@ -461,7 +469,7 @@ fn task(
     let token = token.map(|value| Arc::new(TaskToken::new(value)));
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    if token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
+    if raw.token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
         findings.warning(at("token"), "no token: only executions started by `exeat execution start` can use this task");
     }
     if !is_plain(&raw.workspace) {
@@ -500,20 +508,31 @@ fn token(source: &Source, at: &str, context: &CompileContext<'_>, findings: &Fin
         }
         Ok(token) => Some(token),
         Err(why) => {
-            findings.problem(at, why.to_string(), "a source that holds the token");
+            findings.unavailable(context, at, why.to_string(), "a source that holds the token");
             None
         }
     }
 }
 
-fn known_names<'a>(
+/// The number of names that a message lists.
+const MAX_NAMES: usize = 20;
+
+/// Returns the text of what was expected instead of a name that is not known: the most similar name first, then the others.
+#[must_use]
+pub fn known_names<'a>(
     known: impl Iterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>,
     table: &str,
     wanted: &str,
 ) -> String {
     let mut known: Vec<_> = known.map(AsRef::as_ref).collect();
     known.sort_unstable();
-    if known.is_empty() { format!("[{table}.{wanted}]") } else { format!("one of {}", known.join(", ")) }
+    known.sort_by_key(|name| strsim::levenshtein(name, wanted) > MAX_DISTANCE);
+    let more = match known.len().saturating_sub(MAX_NAMES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    known.truncate(MAX_NAMES);
+    if known.is_empty() { format!("[{table}.{wanted}]") } else { format!("one of {}{more}", known.join(", ")) }
 }
 
 #[cfg(test)]
@@ -546,11 +565,20 @@ pub(super) mod tests {
             _ => Some(format!("{name}-token-of-at-least-24-bytes")),
         };
         let (base, state_dir) = (Path::new("/etc/exeat"), Path::new("/var/lib/exeat"));
-        compile(text, &CompileContext { base, state_dir, env: &env, secrets: &Everything })
+        compile(text, &CompileContext { base, state_dir, env: &env, secrets: &Everything, is_offline: false })
     }
 
     pub(in crate::policy) fn policy(text: &str) -> Policy {
         try_compile(text).unwrap_or_else(|problems| panic!("{problems:#?}")).policy
+    }
+
+    #[test]
+    fn changed_settings_are_named() {
+        let settings = |text: &str| try_compile(text).unwrap_or_else(|problems| panic!("{problems:?}")).settings;
+        let changed = |text: &str| settings(text).changed_since(&settings(""));
+        assert_eq!(changed("[dns]\ntimeout = \"1s\"\n[audit]\nrefusals_per_second = 9\n").join(", "), "[dns], [audit]");
+        assert_eq!(changed("state_dir = \"/elsewhere\"\n")[0], "state_dir");
+        assert!(changed("[integrations.a]\nallowed_domains = [\"a.test\"]\n").is_empty());
     }
 
     #[test]

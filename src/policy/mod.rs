@@ -8,6 +8,7 @@ pub mod credential;
 mod credential_file;
 pub mod file;
 pub mod leak;
+pub mod lines;
 pub mod path;
 pub mod pattern;
 pub mod placeholder;

@@ -12,10 +12,14 @@ use strsim::levenshtein;
 use toml::{Table, Value};
 
 use super::pattern::{HostPattern, PathPattern, PatternError};
+use super::source::CompileContext;
 use crate::model::name::is_plain;
 
 /// The problem text of an unknown key.
 pub(super) const UNKNOWN_KEY: &str = "unknown key";
+
+/// The most changed characters of a name that was probably meant.
+pub(super) const MAX_DISTANCE: usize = 3;
 
 /// A problem in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -26,6 +30,17 @@ pub struct Problem {
     pub problem: String,
     /// The expected value. Empty without a suggestion.
     pub suggestion: String,
+    /// The line in the configuration file, from 1, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+}
+
+impl Problem {
+    /// Creates a problem without a line. `suggestion` may be empty.
+    #[must_use]
+    pub fn new(path: impl Into<String>, problem: impl Into<String>, suggestion: impl Into<String>) -> Self {
+        Self { path: path.into(), problem: problem.into(), suggestion: suggestion.into(), line: None }
+    }
 }
 
 impl fmt::Display for Problem {
@@ -44,8 +59,7 @@ pub(super) struct Findings {
 
 impl Findings {
     pub(super) fn problem(&self, path: impl Into<String>, problem: impl Into<String>, suggestion: impl Into<String>) {
-        let (path, problem, suggestion) = (path.into(), problem.into(), suggestion.into());
-        self.problems.borrow_mut().push(Problem { path, problem, suggestion });
+        self.problems.borrow_mut().push(Problem::new(path, problem, suggestion));
     }
 
     /// Returns true if a problem at this path or below it has been reported.
@@ -54,8 +68,19 @@ impl Findings {
     }
 
     pub(super) fn warning(&self, path: impl Into<String>, problem: impl Into<String>) {
-        let (path, problem) = (path.into(), problem.into());
-        self.warnings.borrow_mut().push(Problem { path, problem, suggestion: String::new() });
+        self.warnings.borrow_mut().push(Problem::new(path, problem, ""));
+    }
+
+    /// Reports a file or a value that this machine does not have: a warning if the configuration is checked offline.
+    pub(super) fn unavailable(
+        &self,
+        context: &CompileContext<'_>,
+        path: impl Into<String>,
+        problem: impl Into<String>,
+        suggestion: impl Into<String>,
+    ) {
+        let list = if context.is_offline { &self.warnings } else { &self.problems };
+        list.borrow_mut().push(Problem::new(path, problem, suggestion));
     }
 }
 
@@ -139,7 +164,7 @@ impl Drop for Section<'_> {
                 .known
                 .iter()
                 .min_by_key(|known| levenshtein(known, key))
-                .filter(|known| levenshtein(known, key) <= 3);
+                .filter(|known| levenshtein(known, key) <= MAX_DISTANCE);
             let suggestion = match near {
                 Some(near) => (*near).to_owned(),
                 None if self.known.is_empty() => String::new(),

@@ -197,19 +197,18 @@ impl Policy {
 
     /// As [`Self::weak_values`], but returns `None` for each strong value, so that the caller can stop between any two.
     pub fn estimated_values(&self) -> impl Iterator<Item = Option<Problem>> {
-        let warning = |path: String, problem: String| Problem { path, problem, suggestion: String::new() };
         let credential = move |credential: &Arc<Credential>| match credential.strength() {
             Strength::Strong(_) => None,
             Strength::Weak(why) => {
                 let path = format!("credentials.{}.value", credential.name());
-                Some(warning(path, format!("the value is weak: {why}; {WEAK}")))
+                Some(Problem::new(path, format!("the value is weak: {why}; {WEAK}"), ""))
             }
         };
         let token = move |task: &Arc<Task>| match task.token.as_ref()?.strength() {
             Strength::Strong(_) => None,
             Strength::Weak(why) => {
                 let problem = format!("the token is weak: {why}; requests are not scanned for it");
-                Some(warning(format!("tasks.{}.token", task.name), problem))
+                Some(Problem::new(format!("tasks.{}.token", task.name), problem, ""))
             }
         };
         self.credentials.iter().map(credential).chain(self.tasks.values().map(token))

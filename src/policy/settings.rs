@@ -31,6 +31,26 @@ pub struct Settings {
     pub ledger: LedgerAt,
 }
 
+impl Settings {
+    /// Returns the sections that differ, and `state_dir`.
+    #[must_use]
+    pub fn changed_since(&self, old: &Self) -> Vec<&'static str> {
+        let Self { state_dir, proxy, admin, interception, upstream, dns, vault, audit, ledger } = self;
+        let sections = [
+            ("state_dir", *state_dir != old.state_dir),
+            ("[proxy]", *proxy != old.proxy),
+            ("[admin]", *admin != old.admin),
+            ("[interception]", *interception != old.interception),
+            ("[upstream]", *upstream != old.upstream),
+            ("[dns]", *dns != old.dns),
+            ("[vault]", *vault != old.vault),
+            ("[audit]", *audit != old.audit),
+            ("[ledger]", *ledger != old.ledger),
+        ];
+        sections.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+}
+
 /// `[proxy]`: the listeners for sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {

@@ -15,6 +15,9 @@ pub struct CompileContext<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// The vault.
     pub secrets: &'a dyn SecretSource,
+    /// The configuration is only checked, perhaps on another machine than the daemon's: files and values that are not there
+    /// are warnings.
+    pub is_offline: bool,
 }
 
 /// A store in which `secret:NAME` is looked up.

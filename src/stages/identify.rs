@@ -179,7 +179,7 @@ mod tests {
         let text = "[tasks.a]\ntoken = \"env:A\"\n[tasks.b]\ntoken = \"env:B\"\n[tasks.c]\n";
         let env = |name: &str| Some(format!("a-token-of-24-bytes-or-more-{name}"));
         let here = std::path::Path::new("/nowhere");
-        let around = CompileContext { base: here, state_dir: here, env: &env, secrets: &NoSecrets };
+        let around = CompileContext { base: here, state_dir: here, env: &env, secrets: &NoSecrets, is_offline: false };
         compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:?}")).policy
     }
 

@@ -145,7 +145,8 @@ async fn set_up(dir: &Path) -> io::Result<Demo> {
     let text = configuration(dir, dns.address(), &ports);
     let key = format!("demo-{}", files::hex(files::random::<16>()?.as_slice()));
     let env = |name: &str| Some(if name == "API_KEY" { key.clone() } else { token.clone() });
-    let context = CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
+    let context =
+        CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default(), is_offline: false };
     let mut config = compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
     config.settings.admin.listen = None;
     let log = dir.join("audit.jsonl");

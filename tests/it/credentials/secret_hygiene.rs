@@ -135,7 +135,7 @@ fn a_process_that_panics() {
                 [tasks.t]\ncredentials = [\"KEY\"]\n";
     let (own, env) = (value.clone(), |_: &str| Some(value.clone()));
     let secrets = &exeat::daemon::vault::Reader::default();
-    let around = CompileContext { base: dir.path(), state_dir: dir.path(), env: &env, secrets };
+    let around = CompileContext { base: dir.path(), state_dir: dir.path(), env: &env, secrets, is_offline: false };
     let Ok(config) = compile::compile(text, &around) else { return };
     let task = config.policy.task(&exeat::model::name::TaskName::new("t")).cloned();
     let secret = Secret::new(own.into_bytes());

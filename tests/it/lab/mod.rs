@@ -131,7 +131,8 @@ impl LabBuilder {
 
 fn compiled(text: &str, dir: &Path) -> Config {
     let env = |name: &str| (name == "KEY").then(|| KEY.to_owned());
-    let around = CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
+    let around =
+        CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default(), is_offline: false };
     compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 

@@ -65,9 +65,9 @@ async fn check_names_every_problem_and_exits_2() {
     let words = text(&bad.stderr);
     assert_eq!(bad.status.code(), Some(2), "{words}");
     for line in [
-        "error: proxy.lissten: unknown key; expected listen",
-        "error: integrations.a.allowed_domains[0]: \"*.com\" covers a whole registry suffix",
-        "error: integrations.a.allowed_domains[1]: \"A.example\" is not in normal form; expected \"a.example\"",
+        "error: bad.toml:2: proxy.lissten: unknown key; expected listen",
+        "error: bad.toml:4: integrations.a.allowed_domains[0]: \"*.com\" covers a whole registry suffix",
+        "error: bad.toml:4: integrations.a.allowed_domains[1]: \"A.example\" is not in normal form; expected \"a.example\"",
         "bad.toml: 3 problems",
     ] {
         assert!(words.contains(line), "{line:?} is missing in\n{words}");
@@ -95,8 +95,8 @@ async fn check_warns_of_networks_that_open_everything() {
     let words = text(&wide.stderr);
     assert_eq!(wide.status.code(), Some(0), "{words}");
     for line in [
-        "warning: network.allow_cidrs[0]: opens every special-purpose address",
-        "warning: integrations.a.allow_cidrs[0]: opens all of fd00::/8 (unique local)",
+        "warning: wide.toml:6: network.allow_cidrs[0]: opens every special-purpose address",
+        "warning: wide.toml:9: integrations.a.allow_cidrs[0]: opens all of fd00::/8 (unique local)",
     ] {
         assert!(words.contains(line), "{line:?} is missing in\n{words}");
     }
@@ -210,7 +210,10 @@ async fn check_finds_a_directory_that_cannot_be_written() {
     let refused = check(0o555);
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains("error: state_dir: s: Permission denied") && said.contains(": 1 problem\n"), "{said}");
+    assert!(
+        said.contains("error: e.toml:1: state_dir: s: Permission denied") && said.contains(": 1 problem\n"),
+        "{said}"
+    );
     let valid = check(0o777);
     assert_eq!(valid.status.code(), Some(0), "{}", text(&valid.stderr));
 }
@@ -235,8 +238,8 @@ async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     for words in [
-        format!("warning: proxy.listen: {at} is in use, perhaps by a running exeat"),
-        format!("warning: admin.listen: unix:{} is in use", socket.display()),
+        format!("warning: e.toml:3: proxy.listen: {at} is in use, perhaps by a running exeat"),
+        format!("warning: e.toml:5: admin.listen: unix:{} is in use", socket.display()),
         "s/ca.pem expires in 9 days".to_owned(),
     ] {
         assert!(said.contains(&words), "{words}: {said}");
@@ -471,7 +474,7 @@ async fn a_webhook_to_a_private_address_is_a_configuration_error() {
     config(&all);
     assert_eq!(check(&[]).await.0, Some(0), "no query is sent");
     let (code, _, said) = check(&["--online"]).await;
-    let want = "error: tasks.t.webhook_urls[1]: mixed.test has an address that is not public; the webhook is \
+    let want = "error: e.toml:7: tasks.t.webhook_urls[1]: mixed.test has an address that is not public; the webhook is \
                 disabled; expected a public host";
     assert!(code == Some(2) && said.contains(want) && said.contains("1 problem"), "{code:?} {said}");
     let (code, found, _) = check(&["--online", "--json"]).await;

@@ -5,6 +5,7 @@ pub mod approvals;
 pub mod cli;
 pub mod isolate;
 pub mod manual;
+mod offline;
 pub mod operator;
 pub mod packaging;
 pub mod reload;

@@ -24,6 +24,7 @@ fn compiled(path: &str) -> Config {
         state_dir: dir.path(),
         env: &env,
         secrets: &vault::Reader::default(),
+        is_offline: false,
     };
     compile::compile(&shipped(path), &around).unwrap_or_else(|problems| panic!("{path}: {problems:#?}"))
 }
