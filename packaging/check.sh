@@ -22,7 +22,7 @@ fi
 
 # `inside ROOT COMMAND…` becomes the command.
 inside() { exec env -i "${image[@]}" "${enter[@]}" "$@"; }
-image=(EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat TMPDIR=/var/lib/exeat)
+image=(EXEAT_LOG_FORMAT=text EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat TMPDIR=/var/lib/exeat)
 
 # Nothing there but the binary and where temporary files go: no /etc, no /dev, no /proc.
 mkdir "$work/empty"

@@ -4,11 +4,14 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
+use serde_json::{Map, Value, json};
 use tracing::Level;
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -104,7 +107,45 @@ pub(crate) fn undumpable() {
     }
 }
 
-/// Logs to stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
+/// The form of the log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LogFormat {
+    Json,
+    Text,
+}
+
+impl LogFormat {
+    /// Returns the form that `EXEAT_LOG_FORMAT` names. Without it: text on a terminal, JSON otherwise.
+    fn of_process() -> Self {
+        match std::env::var("EXEAT_LOG_FORMAT").as_deref() {
+            Ok("json") => Self::Json,
+            Ok("text") => Self::Text,
+            _ if io::stderr().is_terminal() => Self::Text,
+            _ => Self::Json,
+        }
+    }
+}
+
+/// Returns true if the log is in JSON.
+pub(crate) fn log_is_json() -> bool {
+    LogFormat::of_process() == LogFormat::Json
+}
+
+/// Returns a line for a log in JSON, in the form of its other lines, which does not depend on the level.
+pub(crate) fn json_line(level: Level, message: &str, fields: &[(&str, Value)]) -> String {
+    let mut timestamp = String::new();
+    // Writing to a string does not fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    let fields: Map<String, Value> = [("message", message.into())]
+        .into_iter()
+        .chain(fields.iter().map(|(name, value)| (*name, value.clone())))
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    escaped(&json!({ "timestamp": timestamp, "level": level.as_str(), "fields": fields }).to_string())
+}
+
+/// Logs to stderr at the level of `EXEAT_LOG`, in the form of `EXEAT_LOG_FORMAT`: by default text on a terminal, and JSON
+/// otherwise.
 pub(crate) fn log(default: &str) {
     log_to(default, io::stderr);
 }
@@ -124,12 +165,10 @@ fn log_to<W: for<'w> MakeWriter<'w> + Send + Sync + 'static>(default: &str, writ
     // cause any number of warnings.
     let quiet = filter_fn(|meta| *meta.level() <= Level::ERROR || is_ours(meta.target()));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
-    let on_terminal = io::stderr().is_terminal();
     // Set once for the process; a second attempt changes nothing.
-    let _ = if on_terminal {
-        builder.finish().with(quiet).try_init()
-    } else {
-        builder.json().finish().with(quiet).try_init()
+    let _ = match LogFormat::of_process() {
+        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).finish().with(quiet).try_init(),
+        LogFormat::Json => builder.json().finish().with(quiet).try_init(),
     };
 }
 

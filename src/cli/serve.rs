@@ -7,10 +7,12 @@ use clap::Args;
 use futures_util::future::OptionFuture;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::Level;
 
 use super::{Exit, harden, paths, systemd, terminal};
 use crate::daemon::Daemon;
 use crate::daemon::reload::Reloaded;
+use crate::policy::compile::Problem;
 
 /// Maximum time that threads have at the end to finish what they read or write.
 const BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,7 +37,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
-            paths::report_problems(config, &problems);
+            report(config, &problems);
             return Exit::Usage;
         }
     };
@@ -83,7 +85,7 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
         return failed(&"signals cannot be handled");
     };
     let status = ready_line(&daemon);
-    terminal::say(&status);
+    say_ready(&daemon, &status);
     systemd::ready(&status);
     let mut reload = None;
     loop {
@@ -136,7 +138,39 @@ fn ready_line(daemon: &Daemon) -> String {
     format!("exeat: ready; proxy on {proxy}; admin on {admin}")
 }
 
+/// Writes the addresses to the log, whatever its level.
+fn say_ready(daemon: &Daemon, status: &str) {
+    if !terminal::log_is_json() {
+        return terminal::say(status);
+    }
+    let proxy: Vec<String> = daemon.proxy().iter().map(ToString::to_string).collect();
+    let admin = daemon.admin().map(ToString::to_string);
+    let message = status.strip_prefix("exeat: ").unwrap_or(status);
+    terminal::say(terminal::json_line(Level::INFO, message, &[("proxy", proxy.into()), ("admin", admin.into())]));
+}
+
+/// Writes the problems of the configuration to the log.
+fn report(config: Option<&Path>, problems: &[Problem]) {
+    if !terminal::log_is_json() {
+        return paths::report_problems(config, problems);
+    }
+    let file = config.map(|file| file.display().to_string());
+    for Problem { path, problem, suggestion, line } in problems {
+        let fields = [
+            ("file", file.clone().into()),
+            ("line", (*line).into()),
+            ("path", path.as_str().into()),
+            ("problem", problem.as_str().into()),
+            ("expected", suggestion.as_str().into()),
+        ];
+        terminal::say(terminal::json_line(Level::ERROR, "the configuration is not valid", &fields));
+    }
+}
+
 fn failed(why: &dyn std::fmt::Display) -> Exit {
-    terminal::say_within(BLOCKING_TIMEOUT, format!("exeat: {why}"));
+    let why = why.to_string();
+    let line =
+        if terminal::log_is_json() { terminal::json_line(Level::ERROR, &why, &[]) } else { format!("exeat: {why}") };
+    terminal::say_within(BLOCKING_TIMEOUT, line);
     Exit::Failed
 }
