@@ -202,7 +202,7 @@ impl Proxy {
         let (sender, lines) = channel();
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let mut proxy = Self { child, port: 0, lines, dir };
-        let ready = proxy.wait_for(|line| line.starts_with("exeat: ready"));
+        let ready = proxy.wait_for(|line| line.contains("ready; proxy on "));
         let port = ready.split_once("proxy on 127.0.0.1:").and_then(|(_, rest)| rest.split(';').next()?.parse().ok());
         proxy.port = port.unwrap_or_else(|| panic!("no port in: {ready}"));
         proxy

@@ -34,7 +34,7 @@ use crate::model::tool::Kind;
 use crate::policy::rule::Policy;
 use crate::stages::body_budget::Reservation;
 use crate::stages::identify::Caller;
-use crate::stages::message::h2_trailers::{MarkTrailers, OVER_BUDGET};
+use crate::stages::message::h2_trailers::{MarkTrailers, is_over_budget};
 use crate::stages::parse;
 use crate::stages::throttle::{CountedCall, Prepaid};
 
@@ -221,9 +221,9 @@ impl InnerServer {
     /// Writes to the audit log that the client has broken the protocol before its first request, or has exceeded its budget of
     /// frames. One that has disconnected has not.
     fn note_broken(&self, error: &hyper::Error) {
-        let io = error.source().and_then(<dyn std::error::Error>::downcast_ref::<io::Error>);
-        let is_over_budget = io.is_some_and(|error| error.to_string() == OVER_BUDGET);
-        let unused = if io.is_none() || is_over_budget { self.take_record() } else { None };
+        let is_io = error.source().is_some_and(|source| source.is::<io::Error>());
+        let is_over_budget = is_over_budget(error);
+        let unused = if !is_io || is_over_budget { self.take_record() } else { None };
         let record = unused.or_else(|| {
             let mut record = is_over_budget.then(|| self.client.services.record(&self.client.peer))?;
             self.record_identity(&mut record);

@@ -2,8 +2,8 @@
 //!
 //! HTTP/2 sends a body only as far as the client's window allows, and asks for no further data until then. So a client
 //! that opens no window keeps answers, and no deadline inside their bodies is ever reached. An origin's response has a
-//! watchdog of its own, which cannot take back data that waits for window; a stream cannot be reset from outside the
-//! HTTP server either. So a connection on which an answer is overdue is closed.
+//! watchdog of its own, but the HTTP server notices that an exchange has been ended only when it asks for more data, and a
+//! stream cannot be reset from outside. So a connection on which an answer is overdue is closed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use parking_lot::Mutex;
 
-use crate::stages::limit::UnsentExchange;
+use crate::stages::limit::{ExchangeState, UnsentExchange};
+
+/// The time in which the HTTP server drops the body of an exchange that has been ended, if it asks for more data.
+const RESET_GRACE: Duration = Duration::from_secs(1);
 
 /// The requests that have not been answered, or whose answers have not been sent.
 #[derive(Default)]
@@ -22,13 +25,17 @@ pub(super) struct OpenAnswers {
     open: AtomicUsize,
     /// The number of requests so far.
     begun: AtomicUsize,
-    /// The complete answers in the order of their completion, without most of those that have been sent.
-    complete: Mutex<VecDeque<Weak<OpenAnswer>>>,
+    /// The number of complete answers that have not been sent.
+    complete: AtomicUsize,
+    /// The answers that are being sent, without most of those that have been.
+    sending: Mutex<VecDeque<Weak<OpenAnswer>>>,
 }
 
 /// Held until a request has been answered and its answer has been sent or dropped.
 pub(super) struct OpenAnswer {
     connection: Arc<OpenAnswers>,
+    /// The exchange of an origin's response.
+    exchange: Mutex<Option<ExchangeState>>,
     complete: Mutex<Option<CompleteAnswer>>,
 }
 
@@ -44,7 +51,7 @@ impl OpenAnswers {
     pub(super) fn begin(self: &Arc<Self>) -> Arc<OpenAnswer> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
-        Arc::new(OpenAnswer { connection: self.clone(), complete: Mutex::new(None) })
+        Arc::new(OpenAnswer { connection: self.clone(), exchange: Mutex::new(None), complete: Mutex::new(None) })
     }
 
     /// Returns the number of requests so far.
@@ -57,36 +64,41 @@ impl OpenAnswers {
         self.open.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns whether no data of a complete answer has been sent for this long, or the answer's exchange has been ended by
-    /// its watchdog.
+    /// Returns whether no data of a complete answer has been sent for this long, or an answer is left of an exchange that its
+    /// watchdog has ended.
     pub(super) fn has_overdue(&self, limit: Duration) -> bool {
-        let complete: Vec<_> = self.complete.lock().iter().filter_map(Weak::upgrade).collect();
-        complete.iter().any(|answer| answer.complete.lock().as_ref().is_some_and(|answer| answer.is_overdue(limit)))
-    }
-}
-
-impl CompleteAnswer {
-    fn is_overdue(&self, limit: Duration) -> bool {
-        self.since.elapsed() >= limit || self.exchange.as_ref().is_some_and(UnsentExchange::is_overdue)
+        let sending: Vec<_> = self.sending.lock().iter().filter_map(Weak::upgrade).collect();
+        sending.iter().any(|answer| answer.is_overdue(limit))
     }
 }
 
 impl OpenAnswer {
+    /// Notes that the answer is being sent, with the state of an origin's exchange. The proxy's own answers are complete.
+    pub(super) fn send(self: &Arc<Self>, exchange: Option<ExchangeState>) {
+        if exchange.is_none() {
+            self.complete(None);
+        }
+        *self.exchange.lock() = exchange;
+        let mut sending = self.connection.sending.lock();
+        // At most as many are left as the connection has streams.
+        sending.retain(|answer| answer.strong_count() > 0);
+        sending.push_back(Arc::downgrade(self));
+    }
+
     /// Notes that the answer is complete, with the exchange of an origin's response.
     ///
     /// The exchange ends at once if no other complete answer waits on the connection: a client that has read its answer
     /// may send the next request, on another connection, before the server has noted that all data is sent. Otherwise
     /// it lasts until all data is sent, so that its limits apply.
-    pub(super) fn complete(self: &Arc<Self>, exchange: Option<UnsentExchange>) {
-        let has_others = {
-            let mut complete = self.connection.complete.lock();
-            // At most as many are left as the connection has streams.
-            complete.retain(|answer| answer.strong_count() > 0);
-            complete.push_back(Arc::downgrade(self));
-            complete.len() > 1
-        };
-        let exchange = exchange.filter(|_| has_others);
+    pub(super) fn complete(&self, exchange: Option<UnsentExchange>) {
+        let others = self.connection.complete.fetch_add(1, Ordering::Relaxed);
+        let exchange = exchange.filter(|_| others > 0);
         *self.complete.lock() = Some(CompleteAnswer { since: Instant::now(), exchange });
+    }
+
+    fn is_overdue(&self, limit: Duration) -> bool {
+        let is_ended = self.exchange.lock().as_ref().and_then(ExchangeState::overdue_for) >= Some(RESET_GRACE);
+        is_ended || self.complete.lock().as_ref().is_some_and(|complete| complete.since.elapsed() >= limit)
     }
 
     /// Notes that data has been sent.
@@ -108,6 +120,9 @@ impl OpenAnswer {
 impl Drop for OpenAnswer {
     fn drop(&mut self) {
         self.connection.open.fetch_sub(1, Ordering::Relaxed);
+        if self.complete.get_mut().is_some() {
+            self.connection.complete.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -158,14 +173,14 @@ mod tests {
         assert!(!answers.any() && answers.begun() == 0);
         let (first, second) = (answers.begin(), answers.begin());
         assert!(answers.any() && answers.begun() == 2 && !answers.has_overdue(Duration::ZERO));
-        first.complete(None);
+        first.send(None);
         assert!(answers.has_overdue(Duration::ZERO) && !answers.has_overdue(Duration::from_secs(3600)));
         drop(first);
         assert!(answers.any() && !answers.has_overdue(Duration::ZERO));
         for _ in 0..1000 {
-            answers.begin().complete(None);
+            answers.begin().send(None);
         }
-        assert!(answers.complete.lock().len() <= 1, "sent answers are not kept");
+        assert!(answers.sending.lock().len() <= 1, "sent answers are not kept");
         drop(second);
         assert!(!answers.any());
     }
@@ -174,7 +189,7 @@ mod tests {
     fn an_answer_is_open_as_long_as_its_data() {
         let answers = Arc::new(OpenAnswers::default());
         let answer = answers.begin();
-        answer.complete(None);
+        answer.send(None);
         let mut data = AnswerData::new(Bytes::from_static(b"data"), Some(answer));
         data.advance(3);
         assert!(answers.any() && data.chunk() == b"a");

@@ -58,9 +58,10 @@ impl AnswerBody {
 
     /// Attaches the answer that is open until all of the body has been sent or dropped.
     pub(super) fn of(self, open: Arc<OpenAnswer>) -> Self {
-        if matches!(self.source, BodySource::Local(_)) {
-            open.complete(None);
-        }
+        open.send(match &self.source {
+            BodySource::Origin(body) => Some(body.state()),
+            BodySource::Local(_) => None,
+        });
         Self { open: Some(open), ..self }
     }
 }

@@ -39,7 +39,7 @@ use super::limit::redact;
 use super::limit::redact::{ContentDecoder, RedactionPlan};
 use super::limit::report::ReportTarget;
 use super::message::arrivals::PauseWatch;
-use super::message::h2_trailers::MarkTrailers;
+use super::message::h2_trailers::{MarkTrailers, OVER_BUDGET, is_over_budget};
 use super::message::headers;
 use super::message::late_trailers::{Framing, LateTrailers, Trailers};
 use super::message::request_body::RequestBody;
@@ -595,5 +595,8 @@ fn refusal_for(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: 
         return Deny::RequestMalformed.into();
     }
     tracing::debug!(?error, "the exchange was aborted");
+    if error.is_some_and(is_over_budget) {
+        record.rule(format!("origin: {OVER_BUDGET}"));
+    }
     alert.map_or(Fail::UpstreamProtocol.into(), |alert| record.tls_failed(alert))
 }

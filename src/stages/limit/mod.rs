@@ -23,6 +23,7 @@ use self::truncate::Truncation;
 use super::authorize::revocation::Revocation;
 use super::forward::OriginResponse;
 use super::forward::pool::Lease;
+use super::message::h2_trailers::{OVER_BUDGET, is_over_budget};
 use super::message::headers;
 use super::message::request_body::BodyError;
 use crate::audit::progress::TransferCounts;
@@ -99,15 +100,15 @@ struct Live {
     exchange: Option<Exchange>,
     /// The record, while the body has been read to its end and its data has not been sent.
     unsent: Option<Record>,
-    /// The watchdog has ended the exchange.
-    is_overdue: bool,
+    /// The time at which the watchdog has ended the exchange.
+    ended_at: Option<Instant>,
     /// The waker of the last poll that returned pending.
     waker: Option<Waker>,
 }
 
 impl Live {
     fn of(exchange: Option<Exchange>) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self { exchange, unsent: None, is_overdue: false, waker: None }))
+        Arc::new(Mutex::new(Self { exchange, unsent: None, ended_at: None, waker: None }))
     }
 }
 
@@ -132,11 +133,17 @@ impl UnsentExchange {
             record.abandoned();
         }
     }
+}
 
-    /// Returns whether the watchdog has ended the exchange, so that its data must not be sent any more.
+/// Tells whether the exchange of a response still runs.
+#[derive(Clone)]
+pub struct ExchangeState(Arc<Mutex<Live>>);
+
+impl ExchangeState {
+    /// Returns the time since the watchdog has ended the exchange. What is left of its response must not be sent any more.
     #[must_use]
-    pub fn is_overdue(&self) -> bool {
-        self.live.lock().is_overdue
+    pub fn overdue_for(&self) -> Option<Duration> {
+        self.0.lock().ended_at.map(|ended_at| ended_at.elapsed())
     }
 }
 
@@ -314,7 +321,7 @@ async fn watch(
     };
     let (exchange, unsent, waker) = {
         let mut live = live.lock();
-        live.is_overdue = true;
+        live.ended_at = Some(Instant::now());
         (live.exchange.take(), live.unsent.take(), live.waker.take())
     };
     if let Some(mut exchange) = exchange {
@@ -362,6 +369,12 @@ impl Exchange {
 }
 
 impl ResponseBody {
+    /// Returns the state of the exchange, which can be asked after the body has been dropped.
+    #[must_use]
+    pub fn state(&self) -> ExchangeState {
+        ExchangeState(self.live.clone())
+    }
+
     /// Returns the exchange, once, when the body has been read to its end.
     pub fn take_unsent(&mut self) -> Option<UnsentExchange> {
         let _watchdog = self.watchdog.take_if(|_| self.ended)?;
@@ -426,6 +439,9 @@ impl Body for ResponseBody {
                     break BodyError::Over;
                 }
                 Err(error) => {
+                    if matches!(&error, BodyError::Peer(peer) if is_over_budget(peer)) {
+                        exchange.record.rule(format!("origin: {OVER_BUDGET}"));
+                    }
                     exchange.record.failed(refusal_for(&error, &exchange.counts));
                     break error;
                 }

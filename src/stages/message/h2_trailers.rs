@@ -5,6 +5,7 @@
 //! form that does not change HPACK's tables. This mark is removed where trailers are read.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -61,6 +62,12 @@ pub struct MarkTrailers<T> {
     turn: usize,
 }
 
+/// Returns whether the connection has ended because its peer has exceeded its budget.
+pub fn is_over_budget(error: &hyper::Error) -> bool {
+    let io = error.source().and_then(<dyn Error>::downcast_ref::<io::Error>);
+    io.is_some_and(|error| error.to_string() == OVER_BUDGET)
+}
+
 /// An incremental parser for the incoming frames.
 struct Frames {
     streams: Streams,
@@ -99,7 +106,11 @@ struct Block {
 /// Determines which field blocks are trailers.
 enum Streams {
     /// A client's: all but the first block of a stream.
-    Requests { last: u32 },
+    Requests {
+        last: u32,
+        /// The streams whose first block was not their end, without those that have ended with an empty frame.
+        with_body: u32,
+    },
     /// An origin's: all blocks after the final head, which may follow interim ones.
     Responses {
         streams: BTreeMap<u32, Progress>,
@@ -133,6 +144,11 @@ impl Header {
         Some(Self { length, kind, flags, stream: u32::from_be_bytes([d & 0x7f, e, f, g]) })
     }
 
+    /// Returns whether the frame is an empty one that ends the body of its stream.
+    fn is_empty_end(&self) -> bool {
+        self.kind == DATA && self.length == 0 && self.flags & END_STREAM != 0
+    }
+
     fn write(&self, out: &mut BytesMut) {
         let [_, length @ ..] = u32::try_from(self.length).unwrap_or(u32::MAX).to_be_bytes();
         out.extend_from_slice(&length);
@@ -146,10 +162,15 @@ impl Streams {
     fn record(&mut self, frame: &Header) -> Option<Block> {
         let (stream, ends) = (frame.stream, frame.flags & END_STREAM != 0);
         match self {
-            Self::Requests { last } if frame.kind == HEADERS => {
+            Self::Requests { last, with_body } if frame.kind == HEADERS => {
                 let is_trailers = stream <= *last;
                 *last = stream.max(*last);
+                *with_body = with_body.saturating_add(u32::from(!is_trailers && !ends));
                 is_trailers.then_some(Block { stream, is_trailers })
+            }
+            Self::Requests { with_body, .. } if frame.is_empty_end() => {
+                *with_body = with_body.saturating_sub(1);
+                None
             }
             Self::Requests { .. } => None,
             Self::Responses { streams, .. } => {
@@ -169,11 +190,14 @@ impl Streams {
         }
     }
 
-    /// Returns what a frame costs of the [`FrameBudget`]. Content and the head of an exchange are free.
+    /// Returns what a frame costs of the [`FrameBudget`]. Content, the head of an exchange, and an empty frame that ends its
+    /// body are free: many servers and clients send the latter.
     fn cost(&self, frame: &Header) -> u32 {
         match (frame.kind, self) {
             (DATA, _) if frame.length > 0 => 0,
-            (HEADERS, Self::Requests { last }) if frame.stream > *last => 0,
+            (DATA, Self::Requests { with_body: 1.., .. }) if frame.is_empty_end() => 0,
+            (DATA, Self::Responses { streams, .. }) if frame.is_empty_end() && streams.contains_key(&frame.stream) => 0,
+            (HEADERS, Self::Requests { last, .. }) if frame.stream > *last => 0,
             (HEADERS, Self::Responses { streams, .. }) => match streams.get(&frame.stream) {
                 None => 0,
                 Some(Progress::Interim | Progress::Unknown) => INTERIM_HEAD,
@@ -283,7 +307,7 @@ impl Frames {
 
     fn start_frame(&mut self, frame: &Header) -> io::Result<()> {
         let cost = self.streams.cost(frame);
-        if cost > 0 {
+        if cost > 0 || frame.is_empty_end() {
             self.without_content = self.without_content.saturating_add(1);
         }
         self.charge(cost)?;
@@ -427,7 +451,7 @@ impl Marked<'_> {
 impl<T> MarkTrailers<T> {
     /// Wraps a connection on which a client sends requests.
     pub fn requests(inner: T) -> Self {
-        Self::new(inner, Streams::Requests { last: 0 }, PREFACE)
+        Self::new(inner, Streams::Requests { last: 0, with_body: 0 }, PREFACE)
     }
 
     /// Wraps a connection on which an origin sends responses.
@@ -578,6 +602,29 @@ mod tests {
                 assert!(read.len() - before <= most, "{} bytes in a turn", read.len() - before);
             }
             assert!(read == bytes && turns >= 5, "{turns} turns");
+        }
+    }
+
+    /// Many servers end each response with an empty frame, and many clients each upload.
+    #[test]
+    fn an_empty_frame_that_ends_a_body_is_free_once_for_each_stream() {
+        let end = |stream| frame(DATA, END_STREAM, stream, &[]);
+        let bodies = |field: u8| -> Vec<u8> {
+            (0..20_000)
+                .flat_map(|n| [frame(HEADERS, END_HEADERS, 2 * n + 1, &[field]), end(2 * n + 1)].concat())
+                .collect()
+        };
+        for is_request in [true, false] {
+            let start = if is_request { vec![0; PREFACE] } else { Vec::new() };
+            let streams = [start.clone(), bodies(if is_request { 0x82 } else { 0x88 })].concat();
+            assert_eq!(passed(is_request, &streams, 1 << 16).unwrap(), streams);
+            // The frame repeated, of streams without a head, and without the flag.
+            let repeated = end(39_999).repeat(5_000);
+            let unknown: Vec<u8> = (20_000..25_000).flat_map(|n| end(2 * n + 1)).collect();
+            let open = frame(DATA, 0, 39_999, &[]).repeat(5_000);
+            for more in [repeated, unknown, open] {
+                assert!(passed(is_request, &[streams.clone(), more].concat(), 1 << 16).is_err(), "{is_request}");
+            }
         }
     }
 

@@ -133,6 +133,40 @@ async fn the_timeouts_apply_to_unread_responses() {
     }
 }
 
+/// The origin has sent so much that the response cannot be complete, or is about to send more.
+#[tokio::test]
+async fn the_timeouts_apply_to_responses_that_are_not_complete() {
+    for keys in ["request_timeout = \"600ms\"", "idle_timeout = \"600ms\""] {
+        let setup = setup(keys).await;
+        setup.origin.serve_file("f", "application/octet-stream", vec![b'x'; 1_000_000]);
+        let mut h2 = setup.client(0).await;
+        let responses = [setup.get(&mut h2).await, setup.get(&mut h2).await];
+        for line in &setup.ended(2).await {
+            assert_eq!(line["code"], "request_timed_out", "{keys}: {line}");
+        }
+        wait_until("the connection ends", || h2.is_closed()).await;
+        for response in responses {
+            assert!(response.collect().await.is_err(), "{keys}");
+        }
+    }
+}
+
+/// Only the stream ends if the client would take the data that the origin does not send.
+#[tokio::test]
+async fn a_timeout_of_a_slow_origin_ends_only_its_stream() {
+    let setup = setup("idle_timeout = \"600ms\"").await;
+    let mut h2 = setup.client(65_535).await;
+    let stalled = Request::builder().uri(format!("https://{}/stall-body", setup.to)).body(empty()).unwrap();
+    let stalled = timeout(TIMEOUT, h2.send_request(stalled)).await.expect("a response").unwrap();
+    assert!(stalled.collect().await.is_err());
+    assert_eq!(setup.ended(1).await[0]["code"], "request_timed_out");
+    // Longer than the interval at which connections are checked, but not idle for longer than allowed.
+    for _ in 0..8 {
+        sleep(Duration::from_millis(300)).await;
+        assert_eq!(setup.get(&mut h2).await.collect().await.unwrap().to_bytes(), BODY);
+    }
+}
+
 /// A client that takes something now and then is not idle.
 #[tokio::test]
 async fn a_client_that_reads_slowly_is_not_idle() {

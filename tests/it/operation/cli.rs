@@ -353,7 +353,7 @@ impl Served {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let said = Arc::new(Mutex::new(String::new()));
         let note = |line: &String, said: &Mutex<String>| said.lock().unwrap().push_str(line);
-        let ready = lines.by_ref().inspect(|line| note(line, &said)).find(|line| line.starts_with("exeat: "));
+        let ready = lines.by_ref().inspect(|line| note(line, &said)).find(|line| line.contains("ready; proxy on "));
         // The rest must be read, or the pipe fills up.
         let rest = said.clone();
         let reader = std::thread::spawn(move || lines.for_each(|line| note(&line, &rest)));
