@@ -33,8 +33,16 @@ pub(crate) fn say_within(limit: Duration, text: String) {
 
 /// Prints data to stdout. A reader that closes early (`| head`) is not an error.
 pub(crate) fn print(text: impl Display) {
+    let _ = try_print(text);
+}
+
+/// Prints data to stdout.
+///
+/// # Errors
+/// [`io::ErrorKind::BrokenPipe`] if the reader has closed.
+pub(crate) fn try_print(text: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let _ = write!(out, "{text}").and_then(|()| out.flush());
+    write!(out, "{text}").and_then(|()| out.flush())
 }
 
 /// Escapes control characters in external text.

@@ -796,7 +796,7 @@ fn split_tail(tail: &[u8]) -> (Vec<&str>, &[u8]) {
 ///
 /// # Errors
 /// If the folder cannot be read.
-pub(super) fn rotated(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+pub fn rotated(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let dir = files::folder(path);
     let prefix = format!("{}.", path.file_name().unwrap_or_default().to_string_lossy());
     let mut found = Vec::new();

@@ -1,11 +1,9 @@
 //! `exeat audit`: verifies the audit log and prints its last lines.
 
-use std::fs;
 use std::path::Path;
 
-use super::terminal::{clean, escaped, print, say};
-use super::{AuditAction, Exit, VerifyArgs, paths};
-use crate::audit::line::Line;
+use super::terminal::{print, say};
+use super::{AuditAction, Exit, VerifyArgs, paths, tail};
 use crate::audit::sink::LogLocation;
 use crate::audit::verify::{self, Finding};
 use crate::daemon::audit_location;
@@ -13,15 +11,19 @@ use crate::daemon::vault;
 use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
-    let settings = match paths::load_or_report(config) {
+    // The values of credentials and tokens are not needed.
+    let settings = match paths::load_offline(config) {
         Ok(config) => config.settings,
-        Err(exit) => return exit,
+        Err(problems) => {
+            paths::report_problems(config, &problems);
+            return Exit::Usage;
+        }
     };
     let location = audit_location(&settings);
     match action {
         AuditAction::Verify(args) => verify(&settings, &location, &args),
-        AuditAction::Tail { denied, lines, json } => match &location.path {
-            Some(path) => tail(path, denied, lines, json),
+        AuditAction::Tail(args) => match &location.path {
+            Some(path) => tail::run(path, &args),
             None => fail("audit.path is standard output; there is no file to read"),
         },
     }
@@ -81,43 +83,6 @@ fn verify(settings: &Settings, location: &LogLocation, args: &VerifyArgs) -> Exi
 
 fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-fn tail(path: &Path, denied: bool, max: usize, json: bool) -> Exit {
-    let text = match fs::read(path) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
-    };
-    let read = text.lines().filter_map(|json| serde_json::from_str::<Line>(json).ok().map(|line| (json, line)));
-    let wanted: Vec<_> = read.filter(|(_, line)| !denied || line.is_refusal()).collect();
-    for (written, line) in wanted.iter().skip(wanted.len().saturating_sub(max)) {
-        if json {
-            print(format_args!("{}\n", escaped(written)));
-        } else {
-            print(format_args!("{}\n", readable(line)));
-        }
-    }
-    Exit::Done
-}
-
-/// Formats a line for reading, such as
-/// `2026-11-21T10:00:00Z refused research GET https://example.org/ host_not_allowed`.
-fn readable(line: &Line) -> String {
-    let text = |text: Option<&str>| text.map(clean).unwrap_or_default();
-    let Line { ts, event, task, method, scheme, host, path, code, callers, url, decision, approval, rule, .. } = line;
-    let mut words = vec![clean(ts), format!("{:<9}", event.as_str()), text(task.as_deref()), text(method.as_deref())];
-    if let Some(host) = host {
-        let port = line.port.map(|port| format!(":{port}")).unwrap_or_default();
-        words.push(format!("{}://{}{port}{}", text(scheme.as_deref()), clean(host), text(path.as_deref())));
-    }
-    words.push(line.response_status.map(|status| status.to_string()).unwrap_or_default());
-    words.push(text(code.as_deref()));
-    words.extend(line.codes.iter().map(|(code, count)| format!("{count} × {}", clean(code))));
-    words.push(text(callers.as_deref()));
-    words.extend([text(url.as_deref()), text(decision.as_deref()), text(approval.as_deref())]);
-    words.extend(rule.as_deref().filter(|rule| !rule.is_empty()).map(|rule| format!("({})", clean(rule))));
-    words.retain(|word| !word.is_empty());
-    words.join(" ")
 }
 
 fn fail(why: &str) -> Exit {

@@ -25,6 +25,7 @@ mod secret;
 mod serve;
 mod summary;
 mod systemd;
+mod tail;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -162,17 +163,7 @@ enum AuditAction {
     /// Verify that the log is complete and unchanged
     Verify(VerifyArgs),
     /// Print the last lines in a readable form
-    Tail {
-        /// Only refused requests
-        #[arg(long)]
-        denied: bool,
-        /// The number of lines
-        #[arg(short = 'n', default_value_t = 20)]
-        lines: usize,
-        /// Print the lines as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Tail(tail::TailArgs),
 }
 
 #[derive(Args)]

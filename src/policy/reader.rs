@@ -265,7 +265,9 @@ fn report<T>(result: Result<T, PatternError>, path: &str, findings: &Findings) -
     result.map_err(|error| findings.problem(path, error.problem, error.suggestion)).ok()
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// Parses a duration such as `30s`, `5m` or `250ms`.
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
     let n: u64 = digits.parse().ok()?;
     let millis = match unit {

@@ -210,8 +210,8 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
     // A key that differs from the vault's is never deleted.
     fs::write(state.join("audit.key"), [b'0'; 64]).unwrap();
     fs::set_permissions(state.join("audit.key"), fs::Permissions::from_mode(0o600)).unwrap();
-    let served = crate::operation::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
-    assert!(served.ready.contains("differs from the key in the vault"), "{}", served.ready);
+    let mut served = crate::operation::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    assert!(!served.ended() && served.stderr().contains("differs from the key in the vault"), "{}", served.stderr());
     assert!(state.join("audit.key").exists());
 }
 

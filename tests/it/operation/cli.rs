@@ -389,6 +389,10 @@ impl Served {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    pub fn admin(&self) -> String {
+        self.ready.split("admin on ").nth(1).unwrap().split(['"', ';']).next().unwrap().trim().to_owned()
+    }
+
     pub fn proxy(&self) -> String {
         self.ready.split("proxy on ").nth(1).unwrap().split(';').next().unwrap().to_owned()
     }
@@ -488,7 +492,7 @@ async fn a_webhook_to_a_private_address_is_a_configuration_error() {
     let until = async |hosts: &[(&str, &str)]| {
         let start = Instant::now();
         loop {
-            let tasks = tasks(dir, &served.ready).await;
+            let tasks = tasks(dir, &served).await;
             let hooks = tasks["tasks"][0]["webhooks"].as_array().cloned().unwrap_or_default();
             let seen: Vec<_> =
                 hooks.iter().map(|hook| (hook["host"].as_str().unwrap(), hook["state"].as_str().unwrap())).collect();
@@ -513,8 +517,8 @@ async fn a_webhook_to_a_private_address_is_a_configuration_error() {
 }
 
 /// Returns the admin listener's list of tasks.
-async fn tasks(dir: &Path, ready: &str) -> serde_json::Value {
-    let address = ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+async fn tasks(dir: &Path, served: &Served) -> serde_json::Value {
+    let address = served.admin();
     let token = fs::read_to_string(dir.join("state/exeat/admin.token")).unwrap();
     #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
     let stream = tokio::net::TcpStream::connect(&address).await.unwrap();

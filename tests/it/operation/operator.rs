@@ -313,7 +313,7 @@ async fn without_a_daemon_the_error_names_the_address() {
     assert!(said.contains("no fixed port"), "{said}");
     fs::write(dir.path().join("bad.toml"), "[admin]\nlisten = \"here\"\n[proxy]\nnonsense = 1\n").unwrap();
     let said = failed(run(&["-c", "bad.toml", "approvals"]), 2).await;
-    assert!(said.contains("error: admin.listen: ") && said.contains("1 problem"), "{said}");
+    assert!(said.contains("error: bad.toml:2: admin.listen: ") && said.contains("1 problem"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

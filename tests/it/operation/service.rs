@@ -271,7 +271,7 @@ async fn descriptors_are_kept_for_callers_the_operator_and_the_log() {
     for _ in 0..60 {
         idle.push(connect(&served).await);
     }
-    let admin = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+    let admin = served.admin();
     for _ in 0..20 {
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
         let mut operator = TcpStream::connect(&admin).await.unwrap();

@@ -89,7 +89,7 @@ async fn a_daemon_whose_log_hangs_is_not_ready() {
     let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
     command.stdout(std::process::Stdio::piped());
     let served = Served::start(command);
-    let admin = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+    let admin = served.admin();
     let ready = || async {
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
         let stream = tokio::net::TcpStream::connect(&admin).await.unwrap();

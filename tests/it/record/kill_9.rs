@@ -62,7 +62,7 @@ impl Place {
     }
 
     pub(super) async fn admin(&self, served: &Served, method: &str, path: &str, body: &Value) -> Value {
-        let address = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+        let address = served.admin();
         let token = fs::read_to_string(self.state().join("admin.token")).unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
         let stream = TcpStream::connect(&address).await.unwrap();

@@ -8,3 +8,4 @@ pub mod kill_9;
 pub mod ledger;
 pub mod malformed_bodies;
 pub mod slow_ledger;
+mod tail;
