@@ -14,7 +14,9 @@ use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
+use crate::policy::compile::Problem;
 use crate::policy::credential::{Auth, Credential};
+use crate::policy::remedy::{Asked, Remedy};
 use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 
 /// Flags of `exeat explain`.
@@ -65,6 +67,11 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
     }
     let mut steps = Vec::new();
     let outcome = evaluate(&policy, task, args, &mut steps);
+    let (remedy, outcome) = match outcome {
+        Ok(()) => (None, Ok(())),
+        Err(Explained { refusal, remedy }) => (remedy, Err(refusal)),
+    };
+    let remedy = remedy.map(|remedy| Shown::of(remedy, config));
     if let Err(refusal) = outcome {
         let notice = refusal.notice();
         steps.push(Step {
@@ -74,7 +81,11 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
         });
     }
     if args.json {
-        print(format_args!("{:#}\n", serde_json::json!({ "allowed": outcome.is_ok(), "steps": steps })));
+        let mut document = serde_json::json!({ "allowed": outcome.is_ok(), "steps": steps });
+        if let Some(remedy) = &remedy {
+            document["remedy"] = serde_json::json!(remedy);
+        }
+        print(format_args!("{document:#}\n"));
     } else {
         let paint = Paint::stdout();
         for step in &steps {
@@ -82,26 +93,79 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
             let verdict = if step.verdict == "deny" { paint.bad(&verdict) } else { paint.good(&verdict) };
             print(format_args!("{:<10} {verdict}  {}\n", step.stage, step.why));
         }
+        if let Some(remedy) = &remedy {
+            print(remedy.text());
+        }
     }
     if outcome.is_ok() { Exit::Done } else { Exit::Refused }
 }
 
-fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>) -> Result<(), Refusal> {
+/// A refusal, and what would allow the request.
+struct Explained {
+    refusal: Refusal,
+    remedy: Option<Remedy>,
+}
+
+impl From<Deny> for Explained {
+    fn from(deny: Deny) -> Self {
+        Self { refusal: deny.into(), remedy: None }
+    }
+}
+
+/// A remedy as it is printed.
+#[derive(serde::Serialize)]
+struct Shown {
+    reason: String,
+    /// The file, and the line of the key or of the table that lacks it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
+    key: String,
+    toml: String,
+}
+
+impl Shown {
+    fn of(remedy: Remedy, config: Option<&Path>) -> Self {
+        let Remedy { reason, key, toml } = remedy;
+        let mut at = [Problem::new(key.as_str(), "", "")];
+        paths::locate(config, &mut at);
+        let [Problem { line, .. }] = at;
+        let file = config.map(|file| file.display().to_string());
+        Self { reason, file, line, key, toml }
+    }
+
+    fn text(&self) -> String {
+        let Self { reason, file, line, key, toml } = self;
+        let position = file.as_deref().zip(*line).map(|(file, line)| format!("{}:{line}: ", clean(file)));
+        let at = if key.is_empty() { String::new() } else { format!(" ({}{key})", position.unwrap_or_default()) };
+        let mut out = format!("\n{}{at}\n", clean(reason));
+        if !toml.is_empty() {
+            out.push_str("\nThis would allow the request:\n\n");
+            out.extend(toml.lines().map(|line| format!("{}\n", clean(line))));
+        }
+        out
+    }
+}
+
+fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>) -> Result<(), Explained> {
     let mut pass = |stage, why: String| steps.push(Step { stage, verdict: "allow", why });
     let uri: Uri = args.url.parse().map_err(|_| Deny::TargetMalformed)?;
     let target = Target::absolute(&uri).map_err(|_| Deny::TargetMalformed)?;
     pass("parse", format!("{} port {}", target, target.port()));
     let kind = args.tool.map_or(Kind::Raw, Kind::Tool);
-    let to = task.destination(&target, AccessKind::Request(kind))?;
+    let asked = Asked { target: &target, method: &args.method, path: uri.path(), kind };
+    let explained = |deny| Explained { refusal: Refusal::from(deny), remedy: task.remedy(deny, asked) };
+    let to = task.destination(&target, AccessKind::Request(kind)).map_err(explained)?;
     let mode = match to.mode() {
         Mode::Inspect => "requests are inspected",
         Mode::Opaque => "tunnels are relayed without inspection; absolute-form requests are inspected",
     };
     pass("authorize", format!("destination: {}; {mode}", to.rule()));
     if kind.tool().is_some_and(|tool| !tool.admits_method(&args.method)) {
-        return Err(Deny::MethodNotAllowed.into());
+        return Err(explained(Deny::MethodNotAllowed));
     }
-    let decision = task.request(&target, &to, &args.method, uri.path())?;
+    let decision = task.request(&target, &to, &args.method, uri.path()).map_err(explained)?;
     let path = decision.path.map(|path| format!("; sent as {path}")).unwrap_or_default();
     pass("authorize", format!("request: {}{path}", decision.allowed.rule()));
     if let Some(expires) = decision.allowed.approval(&args.method, kind) {
@@ -114,7 +178,11 @@ fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<St
     match known_addresses(policy, &target) {
         None => pass("pin", "the name would be resolved now, and every address checked".to_owned()),
         Some(addresses) => {
-            check_addresses(policy, &decision.allowed, &addresses)?;
+            let denied = addresses.iter().any(|ip| policy.check_address(*ip, &decision.allowed).is_err());
+            if denied {
+                let remedy = task.remedy_for_address(policy, &decision.allowed, &addresses);
+                return Err(Explained { refusal: Deny::AddressNotAllowed.into(), remedy });
+            }
             pass("pin", addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
         }
     }
@@ -158,9 +226,4 @@ fn known_addresses(policy: &Policy, target: &Target) -> Option<Vec<IpAddr>> {
         Host::Ip(ip) => Some(vec![*ip]),
         Host::Name(name) => policy.hosts_override(name).map(<[IpAddr]>::to_vec),
     }
-}
-
-fn check_addresses(policy: &Policy, allowed: &MatchedRules, addresses: &[IpAddr]) -> Result<(), Refusal> {
-    let all = addresses.iter().try_for_each(|ip| policy.check_address(*ip, allowed));
-    all.map_err(|_| Deny::AddressNotAllowed.into())
 }

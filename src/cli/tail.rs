@@ -1,6 +1,7 @@
 //! `exeat audit tail`: prints the last lines of the audit log that match, and follows it.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -84,8 +85,13 @@ fn print_lines(path: &Path, args: &TailArgs) -> io::Result<()> {
         }
     }
     current.read_lines(|line| last.add(args.shown(line)))?;
-    last.lines.iter().try_for_each(|line| try_print(line))?;
-    while args.follow {
+    last.lines.iter().try_for_each(try_print)?;
+    if args.follow { follow(path, current, args).map(|never| match never {}) } else { Ok(()) }
+}
+
+/// Prints the lines that are written from now on.
+fn follow(path: &Path, mut current: LogFile, args: &TailArgs) -> io::Result<Infallible> {
+    loop {
         std::thread::sleep(POLL_INTERVAL);
         let print = |line: &str| args.shown(line).map_or(Ok(()), try_print);
         current.read_lines(print)?;
@@ -97,7 +103,6 @@ fn print_lines(path: &Path, args: &TailArgs) -> io::Result<()> {
             current = LogFile::open(path)?;
         }
     }
-    Ok(())
 }
 
 /// Returns the rotated files that may have lines to print, oldest first.

@@ -14,6 +14,7 @@ pub mod pattern;
 pub mod placeholder;
 pub mod plan;
 mod reader;
+pub mod remedy;
 pub mod rule;
 pub mod settings;
 pub mod source;

@@ -120,6 +120,18 @@ impl std::fmt::Display for HostPattern {
     }
 }
 
+impl std::fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for segment in &self.segments {
+            match segment {
+                Segment::Any => f.write_str("/*")?,
+                Segment::Exactly(text) => write!(f, "/{text}")?,
+            }
+        }
+        f.write_str(if self.open_end { "/*" } else { "" })
+    }
+}
+
 impl PathPattern {
     /// Parses a pattern from the configuration.
     ///

@@ -495,7 +495,7 @@ impl Task {
     }
 
     /// Returns the integrations that match the host. `any_public_host` only applies if no other integration names it.
-    fn for_host(&self, host: &Host) -> Vec<Arc<Integration>> {
+    pub(super) fn for_host(&self, host: &Host) -> Vec<Arc<Integration>> {
         let by = |wanted: fn(&Integration, &Host) -> bool| {
             self.integrations.iter().filter(|rule| wanted(rule, host)).cloned().collect::<Vec<_>>()
         };
@@ -520,7 +520,7 @@ impl Task {
 
 impl Integration {
     /// Whether an allowed request also needs a certain credential or an approval.
-    fn has_conditions(&self) -> bool {
+    pub(super) fn has_conditions(&self) -> bool {
         self.require_credential.is_some() || self.approval.is_some()
     }
 
@@ -538,11 +538,11 @@ impl Integration {
         self.any_public_host && is_public_name(host) && !self.denied.iter().any(|pattern| pattern.matches(host))
     }
 
-    fn admits_scheme(&self, scheme: Scheme) -> bool {
+    pub(super) fn admits_scheme(&self, scheme: Scheme) -> bool {
         scheme == Scheme::Https || self.plain_http
     }
 
-    fn admits_method(&self, method: &Method) -> bool {
+    pub(super) fn admits_method(&self, method: &Method) -> bool {
         self.methods.as_ref().is_none_or(|methods| methods.contains(method))
     }
 
@@ -589,6 +589,11 @@ impl MatchedRules {
     #[must_use]
     pub fn as_webhook() -> Self {
         Self { webhook: true, ..Self::by(Vec::new()) }
+    }
+
+    /// Returns true if the integration is one of these.
+    pub(super) fn contains(&self, rule: &Arc<Integration>) -> bool {
+        self.rules.iter().any(|own| Arc::ptr_eq(own, rule))
     }
 
     fn by(rules: Vec<Arc<Integration>>) -> Self {

@@ -143,3 +143,42 @@ fn a_wrong_element_is_the_only_problem_of_its_list() {
     let said = text(&output.stderr);
     assert!(said.ends_with("e.toml: 4 problems\n") && !said.contains("empty"), "{said}");
 }
+
+/// The reason with its line, and the TOML that would allow the request, which does once it is in the file.
+#[test]
+fn explain_shows_what_would_allow_a_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("e.toml");
+    let config = "[integrations.api]\nallowed_domains = [\"api.test\"]\nmethods = [\"GET\"]\n\n\
+                  [tasks.t]\nintegrations = [\"api\"]\nraw = true\n";
+    fs::write(&file, config).unwrap();
+    let explain = |args: &[&str]| {
+        let all = [&["explain", "-c", "e.toml", "--task", "t"], args].concat();
+        let output = exeat(dir.path(), &all).output().unwrap();
+        (output.status.code(), text(&output.stdout))
+    };
+    let (code, said) = explain(&["-X", "POST", "https://api.test/"]);
+    assert_eq!(code, Some(3), "{said}");
+    let want = "\napi allows GET (e.toml:3: integrations.api.methods)\n\nThis would allow the request:\n\n\
+                [integrations.api]\nmethods = [\"GET\", \"POST\"]\n";
+    assert!(said.ends_with(want), "{said}");
+    let (_, json) = explain(&["--json", "-X", "POST", "https://api.test/"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let remedy = &json["remedy"];
+    assert_eq!((&remedy["line"], &remedy["file"]), (&3.into(), &"e.toml".into()), "{json:#}");
+    fs::write(&file, config.replace("[\"GET\"]", "[\"GET\", \"POST\"]")).unwrap();
+    assert_eq!(explain(&["-X", "POST", "https://api.test/"]).0, Some(0));
+    // A new host.
+    let (_, said) = explain(&["https://new.test/"]);
+    let toml = said.split_once("This would allow the request:\n\n").unwrap().1;
+    assert!(toml.ends_with("[tasks.t]\nintegrations = [\"api\", \"new-test\"]\n"), "{toml}");
+    let (integration, _) = toml.split_once("[tasks.t]").unwrap();
+    fs::write(&file, config.replace("[\"api\"]", "[\"api\", \"new-test\"]") + integration).unwrap();
+    assert_eq!(explain(&["https://new.test/"]).0, Some(0));
+    // Nothing in the file would allow this one.
+    fs::write(&file, config.replace("methods = [\"GET\"]", "paths = [\"/v1/*\"]")).unwrap();
+    let (_, said) = explain(&["https://api.test/v1/../x"]);
+    assert!(said.contains("(e.toml:3: integrations.api.paths)") && !said.contains("This would allow"), "{said}");
+    let (_, said) = explain(&["https://api.test/v2"]);
+    assert!(said.contains("\napi allows /v1/* (") && said.contains("paths = [\"/v1/*\", \"/v2\"]"), "{said}");
+}
