@@ -81,10 +81,7 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
         });
     }
     if args.json {
-        let mut document = serde_json::json!({ "allowed": outcome.is_ok(), "steps": steps });
-        if let Some(remedy) = &remedy {
-            document["remedy"] = serde_json::json!(remedy);
-        }
+        let document = serde_json::json!({ "allowed": outcome.is_ok(), "steps": steps, "remedy": remedy });
         print(format_args!("{document:#}\n"));
     } else {
         let paint = Paint::stdout();

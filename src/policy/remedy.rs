@@ -331,10 +331,13 @@ tools = ["http_get"]
         all.to_string()
     }
 
+    /// The task and the tool, the method and the URL, and the refusals with their reasons.
+    type Row = (&'static str, Option<Tool>, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
     /// Each row is refused for one reason after the other, until what was advised allows it.
     #[test]
     fn what_is_advised_allows_the_request() {
-        let rows: [(&str, Option<Tool>, &str, &str, &[(&str, &str)]); 8] = [
+        let rows: [Row; 8] = [
             (
                 "t",
                 None,
