@@ -15,6 +15,7 @@ mod explain;
 mod handover;
 mod harden;
 mod health;
+mod init;
 mod isolate;
 mod manual;
 mod paths;
@@ -60,6 +61,10 @@ enum Command {
     /// The steps of `run --isolate` between exeat and the command
     #[command(hide = true)]
     Inside(isolate::InsideArgs),
+    /// Write a starting configuration, and create its CA and the first token
+    ///
+    /// The file is that of --config, or exeat.toml. Existing files are not changed.
+    Init(init::InitArgs),
     /// Show requests that pass, and one refused for each reason, without a network
     Demo,
     /// Check the configuration and report all problems
@@ -217,6 +222,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(config, args),
         Command::Inside(args) => isolate::run(&args),
         Command::Demo => demo::run().into(),
+        Command::Init(args) => init::run(config, &args).into(),
         Command::Check { json, online, offline } => {
             let scope = match (online, offline) {
                 (true, _) => check::Scope::Online,

@@ -5,9 +5,10 @@ use std::process::{Command, Stdio};
 
 use crate::operation::cli::{exeat, text};
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "serve",
     "run",
+    "init",
     "demo",
     "check",
     "explain",
