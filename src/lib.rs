@@ -35,6 +35,7 @@ pub mod leak;
 pub mod ledger;
 pub mod model;
 pub mod policy;
+mod socket_options;
 pub mod stages;
 mod terminal;
 pub mod tls;

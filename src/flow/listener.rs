@@ -20,6 +20,7 @@ use crate::admission::Source;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
+use crate::socket_options;
 use crate::tls::listener;
 use crate::tls::listener::ListenerTlsError;
 
@@ -158,8 +159,7 @@ impl Listener {
         match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
-                // Latency matters more than the number of packets. Without the option the stream still works.
-                let _ = stream.set_nodelay(true);
+                socket_options::set(&stream);
                 Ok(Accepted::Tcp(stream, address))
             }
             Socket::Unix(socket) => {

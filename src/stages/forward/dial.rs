@@ -17,6 +17,7 @@ use crate::audit::progress::TransferCounts;
 use crate::model::limited::ExchangeLimit;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
+use crate::socket_options;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::socket_quota::{Permit, SocketQuota};
 
@@ -53,8 +54,7 @@ pub(crate) async fn connect(
     let permits = || first.take().or_else(|| quota.try_acquire(Some(execution)));
     match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MAX_DIALED), permits)).await {
         Ok(Some((stream, address, permit))) => {
-            // Latency matters more than packet count. A stream without the option still works.
-            let _ = stream.set_nodelay(true);
+            socket_options::set(&stream);
             Ok((OriginStream { stream, _permit: permit }, address))
         }
         Ok(None) => Err(Fail::ConnectFailed.into()),
@@ -69,7 +69,7 @@ pub(crate) async fn connect(
 pub async fn connect_own_server(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
     let raced = timeout(within, race(interleaved(addresses).into_iter().take(MAX_DIALED), || Some(()))).await;
     let (stream, ..) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
-    stream.set_nodelay(true)?;
+    socket_options::set(&stream);
     Ok(stream)
 }
 

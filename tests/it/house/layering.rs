@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 19] = [
+const LAYERS: [(&str, &[&str]); 20] = [
     ("fair_queue", &[]),
+    ("socket_options", &[]),
     ("admission", &["fair_queue"]),
     ("files", &[]),
     ("group_commit", &[]),
@@ -18,8 +19,11 @@ const LAYERS: [(&str, &[&str]); 19] = [
     ("tls", &["model", "files"]),
     ("audit", &["model", "leak", "files", "group_commit"]),
     ("ledger", &["model", "files", "group_commit"]),
-    ("stages", &["model", "coding", "leak", "policy", "tls", "audit", "ledger", "fair_queue"]),
-    ("flow", &["model", "policy", "tls", "audit", "ledger", "stages", "files", "admission", "fair_queue"]),
+    ("stages", &["model", "coding", "leak", "policy", "tls", "audit", "ledger", "fair_queue", "socket_options"]),
+    (
+        "flow",
+        &["model", "policy", "tls", "audit", "ledger", "stages", "files", "admission", "fair_queue", "socket_options"],
+    ),
     ("api", &["model", "policy", "vault", "audit", "ledger", "flow", "daemon", "files", "admission"]),
     (
         "daemon",
