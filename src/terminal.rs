@@ -155,7 +155,16 @@ pub(crate) fn json_line(level: Level, message: &str, fields: &[(&str, Value)]) -
 /// Logs to stderr at the level of `EXEAT_LOG`, in the form of `EXEAT_LOG_FORMAT`: by default text on a terminal, and JSON
 /// otherwise.
 pub(crate) fn log(default: &str) {
-    log_to(default, io::stderr);
+    log_to(level_or(default), io::stderr);
+}
+
+/// As [`log`], at this level, whatever `EXEAT_LOG` is.
+pub(crate) fn log_at(level: &str) {
+    log_to(EnvFilter::new(level), io::stderr);
+}
+
+fn level_or(default: &str) -> EnvFilter {
+    EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default))
 }
 
 /// As [`log`], without waiting for a reader that does not read. Messages that it has no room for are lost. What is left
@@ -163,12 +172,11 @@ pub(crate) fn log(default: &str) {
 pub(crate) fn log_without_waiting(default: &str) -> WorkerGuard {
     const MAX_WAITING: usize = 4096;
     let (writer, guard) = NonBlockingBuilder::default().buffered_lines_limit(MAX_WAITING).finish(io::stderr());
-    log_to(default, writer);
+    log_to(level_or(default), writer);
     guard
 }
 
-fn log_to<W: for<'w> MakeWriter<'w> + Send + Sync + 'static>(default: &str, writer: W) {
-    let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+fn log_to<W: for<'w> MakeWriter<'w> + Send + Sync + 'static>(filter: EnvFilter, writer: W) {
     // Of libraries, only errors are logged. Debug and trace messages contain requests, and so credentials; a peer can
     // cause any number of warnings.
     let quiet = filter_fn(|meta| *meta.level() <= Level::ERROR || is_ours(meta.target()));

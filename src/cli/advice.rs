@@ -7,6 +7,7 @@ use crate::audit::line::Line;
 use crate::model::dns::DnsFailure;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tls::TlsError;
+use crate::policy::address::embedded_v4;
 
 /// The length from which a path is cut off, in characters.
 const LONG_PATH: usize = 60;
@@ -29,14 +30,19 @@ pub(super) fn of(line: &Line, code: &str) -> String {
 
 /// Returns the flag that would have allowed a refused request, if there is one.
 pub(super) fn allow_flag(line: &Line, code: &str) -> Option<String> {
+    let is_of_host = matches!(code, "host_not_allowed" | "port_not_allowed" | "scheme_not_allowed");
+    flag_for(line).filter(|_| is_of_host)
+}
+
+/// Returns the flag for the destination of a request.
+fn flag_for(line: &Line) -> Option<String> {
     let host = clean(line.host.as_deref()?);
     let port = line.port?;
     let plain = line.scheme.as_deref() == Some("http");
     let usual = if plain { 80 } else { 443 };
     let port = if port == usual { String::new() } else { format!(":{port}") };
     let scheme = if plain { "http://" } else { "" };
-    matches!(code, "host_not_allowed" | "port_not_allowed" | "scheme_not_allowed")
-        .then(|| format!("--allow {scheme}{host}{port}"))
+    Some(format!("--allow {scheme}{host}{port}"))
 }
 
 /// Says what works without a network, if no request reached an origin.
@@ -55,10 +61,12 @@ fn address(line: &Line) -> Option<String> {
     let block = line.rule.as_deref()?.strip_prefix("address: ")?;
     let ip: IpAddr = line.addr.as_deref()?.parse().ok()?;
     let length = if ip.is_ipv4() { 32 } else { 128 };
-    // The proxy's own listeners and servers are never allowed.
-    let is_own = block.starts_with("the proxy's own");
-    let flag = if is_own { String::new() } else { format!(": --allow-cidr {ip}/{length}") };
-    Some(format!("{ip} is {}{flag}", clean(block)))
+    // The proxy's own listeners and servers are never allowed, and deny_cidrs precedes what is allowed. An address that
+    // contains another one needs both.
+    let has_flag = !block.starts_with("the proxy's own") && block != "deny_cidrs" && embedded_v4(ip).is_empty();
+    // A host that only --learn allows has to be allowed by name, too.
+    let allow = flag_for(line).filter(|_| has_flag).map(|allow| format!(": {allow} --allow-cidr {ip}/{length}"));
+    Some(format!("{ip} is {}{}", clean(block), allow.unwrap_or_default()))
 }
 
 /// A request that the configuration of the destination does not allow.
@@ -113,9 +121,14 @@ mod tests {
                 Line { scheme: Some("http".into()), port: Some(80), ..line("scheme_not_allowed") },
                 "--allow http://api.test",
             ),
-            (at("address: private", "10.0.0.5"), "10.0.0.5 is private: --allow-cidr 10.0.0.5/32"),
-            (at("address: unique local", "fd00::1"), "fd00::1 is unique local: --allow-cidr fd00::1/128"),
+            (at("address: private", "10.0.0.5"), "10.0.0.5 is private: --allow api.test --allow-cidr 10.0.0.5/32"),
+            (
+                at("address: unique local", "fd00::1"),
+                "fd00::1 is unique local: --allow api.test --allow-cidr fd00::1/128",
+            ),
             (at("address: the proxy's own DNS server", "127.0.0.53"), "127.0.0.53 is the proxy's own DNS server"),
+            (at("address: deny_cidrs", "10.0.0.5"), "10.0.0.5 is deny_cidrs"),
+            (at("address: loopback", "64:ff9b::7f00:1"), "64:ff9b::7f00:1 is loopback"),
             (request("/v1/x"), "POST /v1/x"),
             (request(&"/a".repeat(100)), &format!("POST {}…", "/a".repeat(30))),
             (with_rule("resolve_failed", "dns: nxdomain"), "The host name does not exist (NXDOMAIN)"),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use http::{Method, Uri};
+use toml::{Table, Value};
 
 use super::terminal::{Paint, clean, print, say};
 use super::{Exit, paths};
@@ -47,8 +48,8 @@ struct Step {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
-    let policy = match paths::load_offline(config) {
-        Ok(config) => config.policy,
+    let (policy, absent) = match paths::load_offline(config) {
+        Ok(config) => (config.policy, config.warnings),
         Err(problems) => {
             paths::report_problems(config, &problems);
             return Exit::Usage;
@@ -66,12 +67,17 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
         return Exit::Usage;
     }
     let mut steps = Vec::new();
-    let outcome = evaluate(&policy, task, args, &mut steps);
+    let table = paths::table(config);
+    let names = integrations(&table);
+    let outcome = evaluate(&policy, task, args, (&names, &absent), &mut steps);
     let (remedy, outcome) = match outcome {
         Ok(()) => (None, Ok(())),
         Err(Explained { refusal, remedy }) => (remedy, Err(refusal)),
     };
-    let remedy = remedy.map(|remedy| Shown::of(remedy, config));
+    let remedy = remedy.map(|remedy| {
+        let after = config.and_then(|file| refusal_after(&remedy, (file, table), args));
+        Shown::of(remedy, after, config)
+    });
     if let Err(refusal) = outcome {
         let notice = refusal.notice();
         steps.push(Step {
@@ -109,6 +115,44 @@ impl From<Deny> for Explained {
     }
 }
 
+/// The result of a request after the keys of a remedy have been written to the configuration.
+enum After {
+    Allowed,
+    /// The next reason.
+    Refused(Refusal),
+}
+
+/// Evaluates the request with the keys of a remedy. Returns `None` if they do not help, or are not valid.
+fn refusal_after(remedy: &Remedy, (file, mut table): (&Path, Table), args: &ExplainArgs) -> Option<After> {
+    let keys: Table = remedy.toml.parse().ok().filter(|keys: &Table| !keys.is_empty())?;
+    merge(&mut table, keys);
+    let names = integrations(&table);
+    let policy = paths::compile_offline(file, &table.to_string()).ok()?.policy;
+    let task = policy.task(&TaskName::new(&args.task))?;
+    match evaluate(&policy, task, args, (&names, &[]), &mut Vec::new()) {
+        Ok(()) => Some(After::Allowed),
+        // The same refusal for the same reason: the keys do not help.
+        Err(after) if after.remedy.as_ref().is_some_and(|next| next.reason == remedy.reason) => None,
+        Err(after) => Some(After::Refused(after.refusal)),
+    }
+}
+
+/// Replaces keys of a table by those of another one.
+fn merge(into: &mut Table, keys: Table) {
+    for (key, value) in keys {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(keys)) => merge(inner, keys),
+            (_, value) => drop(into.insert(key, value)),
+        }
+    }
+}
+
+/// Returns the names of all integrations.
+fn integrations(table: &Table) -> Vec<String> {
+    let found = table.get("integrations").and_then(Value::as_table);
+    found.into_iter().flat_map(Table::keys).cloned().collect()
+}
+
 /// A remedy as it is printed.
 #[derive(serde::Serialize)]
 struct Shown {
@@ -119,39 +163,57 @@ struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<usize>,
     key: String,
+    /// Empty if no key would help.
     toml: String,
+    /// The code of the next refusal, if the keys do not allow the request yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    then: Option<&'static str>,
 }
 
 impl Shown {
-    fn of(remedy: Remedy, config: Option<&Path>) -> Self {
+    fn of(remedy: Remedy, after: Option<After>, config: Option<&Path>) -> Self {
         let Remedy { reason, key, toml } = remedy;
+        let (toml, then) = match after {
+            None => (String::new(), None),
+            Some(After::Allowed) => (toml, None),
+            Some(After::Refused(refusal)) => (toml, Some(refusal.code())),
+        };
         let mut at = [Problem::new(key.as_str(), "", "")];
         paths::locate(config, &mut at);
         let [Problem { line, .. }] = at;
         let file = config.map(|file| file.display().to_string());
-        Self { reason, file, line, key, toml }
+        Self { reason, file, line, key, toml, then }
     }
 
     fn text(&self) -> String {
-        let Self { reason, file, line, key, toml } = self;
+        let Self { reason, file, line, key, toml, then } = self;
         let position = file.as_deref().zip(*line).map(|(file, line)| format!("{}:{line}: ", clean(file)));
         let at = if key.is_empty() { String::new() } else { format!(" ({}{key})", position.unwrap_or_default()) };
         let mut out = format!("\n{}{at}\n", clean(reason));
         if !toml.is_empty() {
-            out.push_str("\nThis would allow the request:\n\n");
+            out.push_str(&match then {
+                None => "\nThis would allow the request:\n\n".to_owned(),
+                Some(code) => format!("\nWith this, the next refusal would be {code}:\n\n"),
+            });
             out.extend(toml.lines().map(|line| format!("{}\n", clean(line))));
         }
         out
     }
 }
 
-fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>) -> Result<(), Explained> {
+fn evaluate(
+    policy: &Policy,
+    task: &Task,
+    args: &ExplainArgs,
+    (names, warnings): (&[String], &[Problem]),
+    steps: &mut Vec<Step>,
+) -> Result<(), Explained> {
     let mut pass = |stage, why: String| steps.push(Step { stage, verdict: "allow", why });
     let uri: Uri = args.url.parse().map_err(|_| Deny::TargetMalformed)?;
     let target = Target::absolute(&uri).map_err(|_| Deny::TargetMalformed)?;
     pass("parse", format!("{} port {}", target, target.port()));
     let kind = args.tool.map_or(Kind::Raw, Kind::Tool);
-    let asked = Asked { target: &target, method: &args.method, path: uri.path(), kind };
+    let asked = Asked { target: &target, method: &args.method, path: uri.path(), kind, names };
     let explained = |deny| Explained { refusal: Refusal::from(deny), remedy: task.remedy(deny, asked) };
     let to = task.destination(&target, AccessKind::Request(kind)).map_err(explained)?;
     let mode = match to.mode() {
@@ -169,7 +231,7 @@ fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<St
         let seconds = expires.as_secs();
         pass("approve", format!("the request is refused until the operator approves it, within {seconds} s"));
     }
-    for step in credential_steps(task, kind, &target, &decision.allowed) {
+    for step in credential_steps(task, kind, &target, &decision.allowed, warnings) {
         pass("inject", step);
     }
     match known_addresses(policy, &target) {
@@ -187,14 +249,23 @@ fn evaluate(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<St
 }
 
 /// Describes the credentials that would be sent and where, never their values.
-fn credential_steps(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules) -> Vec<String> {
+fn credential_steps(
+    task: &Task,
+    kind: Kind,
+    target: &Target,
+    allowed: &MatchedRules,
+    warnings: &[Problem],
+) -> Vec<String> {
     let required: Vec<_> = allowed.required().map(CredentialName::as_str).collect();
     let bound = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
     let describe = |credential: &Arc<Credential>| {
         let (name, auth) = (credential.name(), credential.auth());
         let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
-        let absent = if credential.value().is_none() { "; its value is not in this environment" } else { "" };
-        let only = &format!("{only}{absent}");
+        // Without a value, the warning says why. The daemon may have one.
+        let path = format!("credentials.{name}.value");
+        let absent = warnings.iter().find(|warning| warning.path == path && credential.value().is_none());
+        let absent = absent.and_then(|warning| warning.problem.split(';').next()).map(|why| format!("; {why}"));
+        let only = &format!("{only}{}", absent.unwrap_or_default());
         if *auth == Auth::Auto && kind.takes_placeholders() {
             return format!("{name} would be sent in {auth}{only}");
         }

@@ -25,10 +25,11 @@ const SELF_EXE: &str = "/proc/self/exe";
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Variables that this process, its loader and its libraries read. They stay in the environment.
-const KEPT_VARIABLES: [&str; 13] = [
+const KEPT_VARIABLES: [&str; 14] = [
     "COLUMNS",
     "EXEAT_CONFIG",
     "EXEAT_LOG",
+    "EXEAT_LOG_FORMAT",
     "HOME",
     "LANG",
     "NO_COLOR",

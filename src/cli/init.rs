@@ -148,17 +148,20 @@ fn create(file: &Path, presets: &[Preset]) -> Result<PathBuf, String> {
             return Err(failed(path, io::ErrorKind::AlreadyExists.into()));
         }
     }
-    let token = files::random::<24>().map_err(|error| error.to_string())?;
-    let token = zeroize::Zeroizing::new(files::hex(token.as_slice()) + "\n");
-    files::write_new(&token_file, token.as_bytes(), TOKEN_MODE).map_err(|error| failed(&token_file, error))?;
-    files::write_new(file, text(presets).as_bytes(), CONFIG_MODE).map_err(|error| failed(file, error))?;
-    // Keys are perhaps not in this environment.
-    let settings = paths::load_offline(Some(file))
+    let settings = paths::compile_offline(file, &text(presets))
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?
         .settings;
     files::private_dir(&settings.state_dir).map_err(|error| failed(&settings.state_dir, error))?;
     let ca = settings.interception.ca_cert;
     Authority::of(&ca, settings.interception.ca_key.as_deref()).map_err(|error| error.to_string())?;
+    let token = files::random::<24>().map_err(|error| error.to_string())?;
+    let token = zeroize::Zeroizing::new(files::hex(token.as_slice()) + "\n");
+    files::write_new(&token_file, token.as_bytes(), TOKEN_MODE).map_err(|error| failed(&token_file, error))?;
+    files::write_new(file, text(presets).as_bytes(), CONFIG_MODE).map_err(|error| {
+        // Otherwise the next attempt would find it.
+        let _ = std::fs::remove_file(&token_file);
+        failed(file, error)
+    })?;
     Ok(ca)
 }
 
@@ -221,7 +224,7 @@ fn text(presets: &[Preset]) -> String {
 fn report(file: &Path, ca: &Path, presets: &[Preset]) {
     let shown = |path: &Path| clean(&path.display().to_string());
     let token = file.with_file_name(TOKEN_FILE);
-    say(format_args!("exeat: created {}, {} and the CA {}", shown(file), shown(&token), shown(ca)));
+    say(format_args!("exeat: created {} and {}; the CA is {}", shown(file), shown(&token), shown(ca)));
     let keys: Vec<_> = presets.iter().filter_map(|preset| preset.service().key).map(|(name, _)| name).collect();
     if !keys.is_empty() {
         say(format_args!("exeat: the daemon reads the keys from its environment: {}", keys.join(", ")));
@@ -262,7 +265,10 @@ mod tests {
             assert_eq!(config.warnings, [], "{presets:?}");
             let task = config.policy.task(&TaskName::new(TASK)).unwrap();
             let keys = presets.iter().filter(|preset| preset.service().key.is_some());
-            assert!(task.takes_raw() && task.credentials().iter().count() <= keys.count(), "{presets:?}");
+            let keys: std::collections::BTreeSet<_> =
+                keys.filter_map(|preset| preset.service().key).map(|(name, _)| name).collect();
+            assert!(task.takes_raw(), "{presets:?}");
+            assert_eq!(task.credentials().iter().count(), keys.len(), "{presets:?}");
         }
     }
 }

@@ -48,6 +48,16 @@ pub(super) fn load_offline(config: Option<&Path>) -> Result<Config, Vec<Problem>
     }
 }
 
+/// Compiles a text as if it was in this file, as [`load_offline`] does.
+pub(super) fn compile_offline(file: &Path, text: &str) -> Result<Config, Vec<Problem>> {
+    ConfigFile::new(file, &state_dir()).compile_offline(text)
+}
+
+/// Returns the configuration as it is written, or an empty table if it cannot be read.
+pub(super) fn table(config: Option<&Path>) -> toml::Table {
+    read_text(config).ok().and_then(|(text, _)| text.parse().ok()).unwrap_or_default()
+}
+
 fn built_in() -> Result<Config, Vec<Problem>> {
     let env = |name: &str| std::env::var(name).ok();
     let secrets = &vault::Reader::default();

@@ -104,7 +104,10 @@ const TASK: &str = "run";
 const TOKEN_VARIABLE: &str = "EXEAT_RUN_TOKEN";
 
 pub(super) fn run(config: Option<&Path>, mut args: RunArgs) -> ExitCode {
-    terminal::log(args.log.as_deref().unwrap_or("error"));
+    match args.log.as_deref() {
+        Some(level) => terminal::log_at(level),
+        None => terminal::log("error"),
+    }
     match start(config, &mut args) {
         Ok(code) => code,
         Err(exit) => exit.into(),

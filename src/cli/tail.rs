@@ -62,19 +62,39 @@ pub(super) struct TailArgs {
     json: bool,
 }
 
+/// The reason for which the output ends early.
+enum Stopped {
+    Read(io::Error),
+    Print(io::Error),
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Self {
+        Self::Read(error)
+    }
+}
+
 pub(super) fn run(path: &Path, args: &TailArgs) -> Exit {
     match print_lines(path, args) {
         Ok(()) => Exit::Done,
         // The reader of the output has ended (`| head`).
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Done,
-        Err(error) => {
+        Err(Stopped::Print(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Done,
+        Err(Stopped::Print(error)) => {
+            say(format_args!("exeat: {error}"));
+            Exit::Failed
+        }
+        Err(Stopped::Read(error)) => {
             say(format_args!("exeat: {} cannot be read: {error}", path.display()));
             Exit::Failed
         }
     }
 }
 
-fn print_lines(path: &Path, args: &TailArgs) -> io::Result<()> {
+fn print(line: impl std::fmt::Display) -> Result<(), Stopped> {
+    try_print(line).map_err(Stopped::Print)
+}
+
+fn print_lines(path: &Path, args: &TailArgs) -> Result<(), Stopped> {
     let mut current = LogFile::open(path)?;
     let mut last = LastLines { max: args.max(), lines: VecDeque::new() };
     for file in earlier(path, args)? {
@@ -85,21 +105,21 @@ fn print_lines(path: &Path, args: &TailArgs) -> io::Result<()> {
         }
     }
     current.read_lines(|line| last.add(args.shown(line)))?;
-    last.lines.iter().try_for_each(try_print)?;
+    last.lines.iter().try_for_each(print)?;
     if args.follow { follow(path, current, args).map(|never| match never {}) } else { Ok(()) }
 }
 
 /// Prints the lines that are written from now on.
-fn follow(path: &Path, mut current: LogFile, args: &TailArgs) -> io::Result<Infallible> {
+fn follow(path: &Path, mut current: LogFile, args: &TailArgs) -> Result<Infallible, Stopped> {
     loop {
         std::thread::sleep(POLL_INTERVAL);
-        let print = |line: &str| args.shown(line).map_or(Ok(()), try_print);
-        current.read_lines(print)?;
+        let shown = |line: &str| args.shown(line).map_or(Ok(()), print);
+        current.read_lines(shown)?;
         // The daemon renames a full file and creates a new one.
         let is_rotated = std::fs::metadata(path).is_ok_and(|now| id(&now) != current.id);
         if is_rotated {
             // Lines may have been written between the read and the rotation.
-            current.read_lines(print)?;
+            current.read_lines(shown)?;
             current = LogFile::open(path)?;
         }
     }
@@ -123,19 +143,18 @@ fn earlier(path: &Path, args: &TailArgs) -> io::Result<Vec<PathBuf>> {
     Ok(rotated)
 }
 
-/// The last lines of those that match.
+/// The last lines of those that match. Without a maximum, they are printed at once.
 struct LastLines {
-    max: usize,
+    max: Option<usize>,
     lines: VecDeque<String>,
 }
 
 impl LastLines {
-    #[expect(clippy::unnecessary_wraps, reason = "the other reader of lines can fail")]
-    fn add(&mut self, line: Option<String>) -> io::Result<()> {
-        if let Some(line) = line {
-            self.lines.push_back(line);
-        }
-        if self.lines.len() > self.max {
+    fn add(&mut self, line: Option<String>) -> Result<(), Stopped> {
+        let Some(line) = line else { return Ok(()) };
+        let Some(max) = self.max else { return print(line) };
+        self.lines.push_back(line);
+        if self.lines.len() > max {
             self.lines.pop_front();
         }
         Ok(())
@@ -162,7 +181,7 @@ impl LogFile {
     }
 
     /// Passes each complete line to `take`, up to the end of the file.
-    fn read_lines(&mut self, mut take: impl FnMut(&str) -> io::Result<()>) -> io::Result<()> {
+    fn read_lines(&mut self, mut take: impl FnMut(&str) -> Result<(), Stopped>) -> Result<(), Stopped> {
         let mut chunk = vec![0; CHUNK];
         loop {
             let read = self.file.read(&mut chunk)?;
@@ -182,9 +201,8 @@ impl LogFile {
 }
 
 impl TailArgs {
-    fn max(&self) -> usize {
-        let all = if self.since.is_some() { usize::MAX } else { DEFAULT_LINES };
-        self.lines.unwrap_or(all)
+    fn max(&self) -> Option<usize> {
+        self.lines.or(self.since.is_none().then_some(DEFAULT_LINES))
     }
 
     /// Returns the text to print for a line of the log. Returns `None` if it does not match.
@@ -211,7 +229,7 @@ impl TailArgs {
 }
 
 /// Formats a line for reading, such as
-/// `2026-11-21T10:00:00Z closed    research GET https://example.org/ 200 12.3 ms, sent 0 B, received 559 B, with KEY`.
+/// `2026-11-21T10:00:00Z closed    research GET https://example.org:443/ 200 12.3 ms, sent 0 B, received 559 B, with KEY`.
 fn readable(line: &Line) -> String {
     let text = |text: Option<&str>| text.map(clean).unwrap_or_default();
     let Line { ts, event, task, method, scheme, host, path, code, callers, url, decision, approval, rule, .. } = line;

@@ -73,6 +73,18 @@ impl ConfigFile {
         self.load_with(&Unread, true)
     }
 
+    /// Compiles a text as [`Self::load_offline`] does that of the file.
+    ///
+    /// # Errors
+    /// All problems, at least one.
+    pub fn compile_offline(&self, text: &str) -> Result<Config, Vec<Problem>> {
+        let base = self.path.parent().unwrap_or(Path::new(""));
+        let env = |name: &str| std::env::var(name).ok();
+        let context =
+            CompileContext { base, state_dir: &self.state_dir, env: &env, secrets: &Unread, is_offline: true };
+        compile::compile(text, &context)
+    }
+
     fn load_with(&self, secrets: &dyn SecretSource, is_offline: bool) -> Result<Config, Vec<Problem>> {
         let unreadable = |why: &dyn std::fmt::Display| {
             let problem = format!("cannot be read: {why}");

@@ -97,8 +97,12 @@ impl OpenAnswer {
     }
 
     fn is_overdue(&self, limit: Duration) -> bool {
-        let is_ended = self.exchange.lock().as_ref().and_then(ExchangeState::overdue_for) >= Some(RESET_GRACE);
-        is_ended || self.complete.lock().as_ref().is_some_and(|complete| complete.since.elapsed() >= limit)
+        let ended = self.exchange.lock().as_ref().and_then(ExchangeState::overdue_for);
+        match &*self.complete.lock() {
+            // The HTTP server asks for no more data of it.
+            Some(complete) => ended.is_some() || complete.since.elapsed() >= limit,
+            None => ended >= Some(RESET_GRACE),
+        }
     }
 
     /// Notes that data has been sent.
@@ -111,9 +115,7 @@ impl OpenAnswer {
 
     /// Notes that data has been dropped instead of sent.
     fn abandoned(&self) {
-        if let Some(answer) = self.complete.lock().as_ref() {
-            answer.exchange.iter().for_each(UnsentExchange::abandoned);
-        }
+        self.exchange.lock().iter().for_each(ExchangeState::abandoned);
     }
 }
 

@@ -41,7 +41,7 @@ impl DnsFailure {
     /// Returns whether no server answered, so that other names cannot be resolved either.
     #[must_use]
     pub const fn is_unanswered(self) -> bool {
-        matches!(self, Self::NoServer | Self::Unreachable | Self::Unusable | Self::TimedOut)
+        matches!(self, Self::NoServer | Self::Unreachable | Self::TimedOut)
     }
 
     /// Returns the error type of `Proxy-Status` with its parameters (RFC 9209 §2.3.1 and §2.3.2).

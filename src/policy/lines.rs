@@ -84,11 +84,18 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_toml_and_odd_paths_have_no_line() {
-        for (text, path) in [("a = ", "a"), ("a = 1", "a[0]b"), ("a = [1]", "a[18446744073709551616]"), ("", "[")] {
+    fn odd_paths_and_a_file_that_is_no_toml_are_survived() {
+        let rows = [
+            ("\na = ", "a", None),
+            ("\na = 1", "a[0]b", Some(2)),
+            ("\n\na = [1]", "a[18446744073709551616]", Some(3)),
+            ("\na = [1]", "b[0]", None),
+            ("", "[", None),
+        ];
+        for (text, path, want) in rows {
             let mut problems = [Problem::new(path, "", "")];
             locate(text, &mut problems);
-            assert!(problems[0].line.is_none_or(|line| line == 1), "{text} {path}");
+            assert_eq!(problems[0].line, want, "{text:?} {path}");
         }
     }
 }

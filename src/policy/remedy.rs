@@ -9,6 +9,7 @@ use toml::{Table, Value};
 use super::path;
 use super::pattern::HostPattern;
 use super::rule::{Integration, MatchedRules, Policy, Task};
+use super::webhook;
 use crate::model::host::Host;
 use crate::model::refusal::Deny;
 use crate::model::target::{Scheme, Target};
@@ -41,6 +42,8 @@ pub struct Asked<'a> {
     pub path: &'a str,
     /// The kind of request.
     pub kind: Kind,
+    /// The names of all integrations in the configuration, also of those that no task uses.
+    pub names: &'a [String],
 }
 
 impl Task {
@@ -50,17 +53,17 @@ impl Task {
     pub fn remedy(&self, deny: Deny, asked: Asked<'_>) -> Option<Remedy> {
         let Asked { target, kind, .. } = asked;
         match deny {
-            Deny::HostNotAllowed => Some(self.for_unlisted_host(target)),
+            Deny::HostNotAllowed => Some(self.for_unlisted_host(asked)),
             Deny::SchemeNotAllowed if !kind.admits_plain_http() => Some(Remedy {
                 reason: "the tool takes https only".to_owned(),
                 key: self.key("tools"),
                 toml: String::new(),
             }),
-            Deny::SchemeNotAllowed => self.for_rule(target, |rule| {
+            Deny::SchemeNotAllowed => self.for_rule(self.for_host(target.host()), |rule| {
                 let reason = format!("{} allows https only", rule.name);
                 (reason, "plain_http", Value::from(true))
             }),
-            Deny::PortNotAllowed => self.for_rule(target, |rule| {
+            Deny::PortNotAllowed => self.for_rule(self.for_scheme(target), |rule| {
                 let ports = rule.ports.iter().copied().chain([target.port()]).map(|port| Value::from(i64::from(port)));
                 let known: Vec<_> = rule.ports.iter().map(u16::to_string).collect();
                 (format!("{} allows port {}", rule.name, known.join(", ")), "ports", Value::Array(ports.collect()))
@@ -71,7 +74,13 @@ impl Task {
             Deny::ToolNotEnabled => {
                 let names = self.tools.iter().copied().chain(kind.tool()).map(|tool| Value::from(tool.as_str()));
                 let known = listed(self.tools.iter().map(|tool| tool.as_str()));
-                Some(self.with_own_key(&format!("the task may call {known}"), "tools", Value::Array(names.collect())))
+                let mut remedy =
+                    self.with_own_key(&format!("the task may call {known}"), "tools", Value::Array(names.collect()));
+                if self.raw {
+                    // Without the key, a task with tools takes no raw requests.
+                    remedy.toml.push_str(&assignment("raw", Value::from(true)));
+                }
+                Some(remedy)
             }
             _ => None,
         }
@@ -93,8 +102,8 @@ impl Task {
         Some(Remedy { reason, key: rule.key("allow_cidrs"), toml })
     }
 
-    fn for_unlisted_host(&self, target: &Target) -> Remedy {
-        let host = target.host();
+    fn for_unlisted_host(&self, asked: Asked<'_>) -> Remedy {
+        let host = asked.target.host();
         let matches = |patterns: &[HostPattern]| patterns.iter().find(|pattern| pattern.matches(host)).cloned();
         if let Some(pattern) = matches(&self.denied) {
             let reason = format!("the task's denied_domains contains {pattern}");
@@ -112,12 +121,13 @@ impl Task {
         } else {
             format!("the task {} may reach {}", self.name, listed(approved.iter().map(String::as_str)))
         };
-        Remedy { reason, key: self.key("integrations"), toml: self.with_new_rule(target) }
+        Remedy { reason, key: self.key("integrations"), toml: self.with_new_rule(asked) }
     }
 
     /// Returns a new integration for a destination, and the task's list with it.
-    fn with_new_rule(&self, target: &Target) -> String {
-        let name = name_of(target.host());
+    fn with_new_rule(&self, asked: Asked<'_>) -> String {
+        let target = asked.target;
+        let name = free_name(target.host(), asked.names);
         let is_plain = target.scheme() == Scheme::Http;
         let mut rule = Table::new();
         let host = match target.host() {
@@ -131,25 +141,33 @@ impl Task {
         if !(target.port() == 443 || (is_plain && target.port() == 80)) {
             rule.insert("ports".to_owned(), vec![i64::from(target.port())].into());
         }
-        let names = self.integrations.iter().map(|rule| rule.name.clone()).chain([name.clone()]);
+        let names = self.integrations.iter().map(|rule| rule.name.as_str());
+        let names = names.chain(self.takes_webhooks().then_some(webhook::NAME)).chain([name.as_str()]);
         let list = Value::Array(names.map(Value::from).collect());
         format!("[integrations.{name}]\n{rule}\n[tasks.{}]\n{}", self.name, assignment("integrations", list))
     }
 
-    /// Returns the remedy in the first integration that allows the host.
+    /// Returns the remedy in the first of these integrations.
     fn for_rule(
         &self,
-        target: &Target,
+        rules: Vec<Arc<Integration>>,
         change: impl Fn(&Integration) -> (String, &'static str, Value),
     ) -> Option<Remedy> {
-        let rule = self.for_host(target.host()).into_iter().next()?;
+        let rule = rules.into_iter().next()?;
         Some(remedy_in(&rule, change(&rule)))
+    }
+
+    /// Returns the integrations that allow the host and the scheme.
+    fn for_scheme(&self, target: &Target) -> Vec<Arc<Integration>> {
+        let mut rules = self.for_host(target.host());
+        rules.retain(|rule| rule.admits_scheme(target.scheme()));
+        rules
     }
 
     /// Returns the integrations that allow the destination.
     fn for_destination(&self, target: &Target) -> Vec<Arc<Integration>> {
-        let mut rules = self.for_host(target.host());
-        rules.retain(|rule| rule.admits_scheme(target.scheme()) && rule.ports.contains(&target.port()));
+        let mut rules = self.for_scheme(target);
+        rules.retain(|rule| rule.ports.contains(&target.port()));
         rules
     }
 
@@ -174,19 +192,26 @@ impl Task {
     fn for_path(&self, asked: Asked<'_>) -> Option<Remedy> {
         let Asked { target, method, path, .. } = asked;
         let mut rules = self.for_destination(target);
-        rules.retain(|rule| rule.admits_method(method));
-        let rule = rules.iter().find(|rule| rule.paths.is_some())?;
-        let ambiguous = |what: &str| Remedy {
+        let ambiguous = |rule: &Integration, what: &str| Remedy {
             reason: format!("servers may read the path in different ways: {what}. {} checks paths", rule.name),
             key: rule.key("paths"),
             toml: String::new(),
         };
-        let Ok(canonical) = path::canonical(path) else {
-            return Some(ambiguous("it has dot segments, empty segments, encoded separators or invalid escapes"));
-        };
-        if canonical.contains(';') && rules.iter().any(|rule| rule.has_conditions()) {
-            return Some(ambiguous("it has a parameter (;), which many ignore"));
+        let canonical = path::canonical(path);
+        let checks = |rule: &&Arc<Integration>| rule.paths.is_some();
+        let requires = rules.iter().filter(checks).find(|rule| rule.has_conditions());
+        if let (Ok(path), Some(rule)) = (&canonical, requires)
+            && path.contains(';')
+        {
+            return Some(ambiguous(rule, "it has a parameter (;), which many ignore"));
         }
+        let Ok(canonical) = canonical else {
+            let rule = rules.iter().find(checks)?;
+            let what = "it has dot segments, empty segments, encoded separators or invalid escapes";
+            return Some(ambiguous(rule, what));
+        };
+        rules.retain(|rule| rule.admits_method(method));
+        let rule = rules.iter().find(checks)?;
         let paths = rule.paths.as_deref().unwrap_or_default();
         let texts: Vec<String> = paths.iter().map(ToString::to_string).collect();
         let reason = format!("{} allows {}", rule.name, listed(texts.iter().map(String::as_str)));
@@ -238,6 +263,14 @@ fn listed<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
+/// Returns a name for an integration of a host that no other one has.
+fn free_name(host: &Host, taken: &[String]) -> String {
+    let name = name_of(host);
+    let is_free = |name: &String| !taken.contains(name) && name != webhook::NAME;
+    let numbered = (2_u32..).map(|n| format!("{name}-{n}"));
+    [name.clone()].into_iter().chain(numbered).find(is_free).unwrap_or(name)
+}
+
 /// Returns a name for an integration of a host.
 fn name_of(host: &Host) -> String {
     let is_plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -269,6 +302,20 @@ denied_domains = ["*.denied.test"]
 
 [dns.hosts]
 "api.test" = ["10.0.0.7"]
+
+[integrations.taken-name]
+allowed_domains = ["other.test"]
+
+[integrations.both]
+allowed_domains = ["both.test"]
+
+[integrations.both-plain]
+allowed_domains = ["both.test"]
+plain_http = true
+
+[tasks.both]
+token = "env:B"
+integrations = ["both", "both-plain"]
 
 [tasks.t]
 token = "env:T"
@@ -303,7 +350,9 @@ tools = ["http_get"]
         let (uri, method): (http::Uri, Method) = (url.parse().unwrap(), method.parse().unwrap());
         let target = Target::absolute(&uri).unwrap();
         let kind = kind_of(tool);
-        let asked = Asked { target: &target, method: &method, path: uri.path(), kind };
+        let table: Table = text.parse().unwrap();
+        let names: Vec<String> = table["integrations"].as_table().unwrap().keys().cloned().collect();
+        let asked = Asked { target: &target, method: &method, path: uri.path(), kind, names: &names };
         let judged = task.destination(&target, AccessKind::Request(kind)).and_then(|to| {
             let decision = task.request(&target, &to, &method, uri.path())?;
             let addresses = match target.host() {
@@ -337,7 +386,7 @@ tools = ["http_get"]
     /// Each row is refused for one reason after the other, until what was advised allows it.
     #[test]
     fn what_is_advised_allows_the_request() {
-        let rows: [Row; 8] = [
+        let rows: [Row; 10] = [
             (
                 "t",
                 None,
@@ -397,6 +446,16 @@ tools = ["http_get"]
                 ],
             ),
             ("t", None, "GET", "https://paid.test/v1/x", &[]),
+            // The name of the new integration would be that of another one.
+            (
+                "t",
+                None,
+                "GET",
+                "https://taken.name/",
+                &[("host_not_allowed", "the task t may reach 10.0.0.5, api.test, paid.test")],
+            ),
+            // The port is added to the integration that allows the scheme.
+            ("both", None, "GET", "http://both.test:8080/", &[("port_not_allowed", "both-plain allows port 443, 80")]),
         ];
         for (task, tool, method, url, reasons) in rows {
             let mut text = TEXT.to_owned();
@@ -443,6 +502,20 @@ tools = ["http_get"]
             let remedy = remedy.unwrap();
             assert_eq!((remedy.reason.as_str(), remedy.toml.as_str()), (reason, ""), "{url}");
         }
+    }
+
+    /// Other permissions stay: raw requests of a task whose first tool is added, and its webhooks.
+    #[test]
+    fn a_remedy_takes_nothing_away() {
+        let text = "[integrations.api]\nallowed_domains = [\"api.test\"]\n[tasks.t]\ntoken = \"env:T\"\nintegrations = [\"api\"]\n";
+        let (_, remedy) = refusal(text, ("t", Some(Tool::HttpGet)), "GET", "https://api.test/").unwrap();
+        let merged_text = merged(text, &remedy.unwrap().toml);
+        assert_eq!(refusal(&merged_text, ("t", Some(Tool::HttpGet)), "GET", "https://api.test/"), None);
+        assert_eq!(refusal(&merged_text, ("t", None), "GET", "https://api.test/"), None);
+        let hooks = "[integrations.api]\nallowed_domains = [\"api.test\"]\n[tasks.t]\ntoken = \"env:T\"\nraw = true\n\
+                     integrations = [\"webhook\"]\ntools = [\"webhook\"]\nwebhook_urls = [\"https://hook.test/x\"]\n";
+        let (_, remedy) = refusal(hooks, ("t", None), "GET", "https://new.test/").unwrap();
+        assert!(remedy.unwrap().toml.ends_with("integrations = [\"webhook\", \"new-test\"]\n"));
     }
 
     #[test]

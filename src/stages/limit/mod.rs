@@ -102,13 +102,15 @@ struct Live {
     unsent: Option<Record>,
     /// The time at which the watchdog has ended the exchange.
     ended_at: Option<Instant>,
+    /// Data that the client should have got has been dropped.
+    is_lost: bool,
     /// The waker of the last poll that returned pending.
     waker: Option<Waker>,
 }
 
 impl Live {
     fn of(exchange: Option<Exchange>) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self { exchange, unsent: None, ended_at: None, waker: None }))
+        Arc::new(Mutex::new(Self { exchange, unsent: None, ended_at: None, is_lost: false, waker: None }))
     }
 }
 
@@ -126,13 +128,6 @@ impl UnsentExchange {
     pub fn tick(&self) {
         self.counts.tick();
     }
-
-    /// Records that the client has disconnected before it had all data.
-    pub fn abandoned(&self) {
-        if let Some(record) = &mut self.live.lock().unsent {
-            record.abandoned();
-        }
-    }
 }
 
 /// Tells whether the exchange of a response still runs.
@@ -144,6 +139,15 @@ impl ExchangeState {
     #[must_use]
     pub fn overdue_for(&self) -> Option<Duration> {
         self.0.lock().ended_at.map(|ended_at| ended_at.elapsed())
+    }
+
+    /// Records that the client has disconnected before it had all data.
+    pub fn abandoned(&self) {
+        let mut live = self.0.lock();
+        live.is_lost = true;
+        if let Some(record) = &mut live.unsent {
+            record.abandoned();
+        }
     }
 }
 
@@ -534,9 +538,12 @@ impl Drop for ResponseBody {
     fn drop(&mut self) {
         drop(self.take_unsent());
         self.watchdog = None;
-        let exchange = self.live.lock().exchange.take();
+        let (exchange, is_lost) = {
+            let mut live = self.live.lock();
+            (live.exchange.take(), live.is_lost)
+        };
         if let Some(mut exchange) = exchange {
-            if exchange.left != Some(0) {
+            if exchange.left != Some(0) || is_lost {
                 exchange.record.abandoned();
             }
             exchange.end(false);

@@ -64,8 +64,15 @@ pub struct MarkTrailers<T> {
 
 /// Returns whether the connection has ended because its peer has exceeded its budget.
 pub fn is_over_budget(error: &hyper::Error) -> bool {
-    let io = error.source().and_then(<dyn Error>::downcast_ref::<io::Error>);
-    io.is_some_and(|error| error.to_string() == OVER_BUDGET)
+    // For the data of a body, the error of the HTTP library stands between, with the same text.
+    let mut source = error.source();
+    while let Some(error) = source {
+        if error.to_string() == OVER_BUDGET {
+            return true;
+        }
+        source = error.source();
+    }
+    false
 }
 
 /// An incremental parser for the incoming frames.

@@ -163,7 +163,7 @@ impl Resolver {
     /// Returns whether no DNS server has answered for a while, although names were looked up.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        self.health.is_degraded(Instant::now())
+        self.health.is_degraded()
     }
 
     /// Resolves an admitted destination and checks every address. IP literals are checked too.
@@ -356,22 +356,26 @@ impl Resolver {
     /// Queries A and AAAA separately. A failed family is left out; if both fail, so does the lookup.
     async fn query(&self, name: &HostName) -> CachedAddresses {
         let found = self.query_families(name).await;
-        self.health.note(found.as_ref().err().copied(), Instant::now());
+        let failures = found.as_ref().err().map(Vec::as_slice).unwrap_or_default();
+        self.health.note(failures, Instant::now());
         match found {
             Ok((addresses, until)) => {
                 let (least, most) = (Instant::now() + MIN_TTL, Instant::now() + MAX_TTL);
                 CachedAddresses { addresses: Ok(addresses), until: until.min(most).max(least) }
             }
-            Err(failure) => CachedAddresses { addresses: Err(failure), until: Instant::now() + FAILURE_TTL },
+            Err(failures) => {
+                let failure = failures.into_iter().min().unwrap_or(DnsFailure::NoAddress);
+                CachedAddresses { addresses: Err(failure), until: Instant::now() + FAILURE_TTL }
+            }
         }
     }
 
-    /// Returns the addresses of both families, and when the first of their answers ends.
-    async fn query_families(&self, name: &HostName) -> Result<(Vec<IpAddr>, Instant), DnsFailure> {
+    /// Returns the addresses of both families, and when the first of their answers ends, or the failures of both.
+    async fn query_families(&self, name: &HostName) -> Result<(Vec<IpAddr>, Instant), Vec<DnsFailure>> {
         if self.servers.is_empty() {
-            return Err(DnsFailure::NoServer);
+            return Err(vec![DnsFailure::NoServer]);
         }
-        let mut fqdn = Name::from_ascii(name.as_str()).map_err(|_| DnsFailure::NoName)?;
+        let mut fqdn = Name::from_ascii(name.as_str()).map_err(|_| vec![DnsFailure::NoName])?;
         // Without this, the resolver would try search domains first.
         fqdn.set_fqdn(true);
         let deadline = tokio::time::Instant::now() + self.timeout;
@@ -391,7 +395,7 @@ impl Resolver {
                 Ok((addresses, until.min(other_until)))
             }
             (Ok(answer), Err(_)) | (Err(_), Ok(answer)) => Ok(answer),
-            (Err(first), Err(second)) => Err(first.min(second)),
+            (Err(first), Err(second)) => Err(vec![first, second]),
         }
     }
 }

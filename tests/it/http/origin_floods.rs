@@ -132,6 +132,28 @@ async fn a_flooded_idle_connection_is_closed() {
     assert!(wrote < Duration::from_secs(10), "it was read for {wrote:?}");
 }
 
+/// The log says why, before the head of the response and in its body.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_exceeds_its_budget_of_frames_is_named_in_the_log() {
+    let begun = |stream| {
+        let head = h2::frame(h2::HEADERS, h2::END_HEADERS, stream, &[0x88]);
+        [head, h2::frame(h2::DATA, 0, stream, b"hello\n")].concat()
+    };
+    let flood = |_| h2::frame(77, 0, 0, &[]).repeat(100_000);
+    for (first, status) in [((|_| Vec::new()) as fn(u32) -> Vec<u8>, 502), (begun, 200)] {
+        let builder = LabBuilder::new().await;
+        let (port, _written) = flooding(&builder, first, flood, Duration::from_secs(8), at_once()).await;
+        let lab = builder.proxy(&lab::allow_api(port)).await;
+        let to = format!("api.test:{port}");
+        let head = format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n{{auth}}\r\n");
+        let answer = lab.raw(&head).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        let line = lab.ended(0).await;
+        assert_eq!(line["code"], "upstream_protocol", "{line}");
+        assert_eq!(line["rule"], "origin: too many HTTP/2 frames without content, or too many fields", "{line}");
+    }
+}
+
 /// A stream that is reset before its end is an error whatever the code, and also without an error code.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_a_reset_cuts_off_is_aborted() {

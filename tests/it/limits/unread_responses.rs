@@ -206,6 +206,19 @@ async fn a_reload_takes_unread_responses_back() {
     }
 }
 
+/// The origin has announced the length and sent all of it, and ends the stream apart from it.
+#[tokio::test]
+async fn data_that_was_announced_and_not_sent_has_not_been_received() {
+    let setup = setup("").await;
+    setup.origin.serve_file("f", "application/octet-stream", vec![b'x'; 40_000]);
+    let mut h2 = setup.client(1).await;
+    let response = setup.get(&mut h2).await;
+    wait_until("the origin has sent all", || setup.origin.seen().len() == 1).await;
+    sleep(Duration::from_millis(200)).await;
+    drop(response);
+    assert_eq!(setup.ended(1).await[0]["verdict"], "abandoned");
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_has_not_received_the_response() {
     let setup = setup("").await;

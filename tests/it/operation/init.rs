@@ -17,7 +17,10 @@ async fn the_commands_that_follow_work() {
     let dir = tempfile::tempdir().unwrap();
     let (code, commands, said) = init(dir.path(), &["--preset", "github,openai", "--preset", "pypi"]);
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("created exeat.toml, agent.token and the CA ") && said.contains("OPENAI_API_KEY"), "{said}");
+    assert!(
+        said.contains("created exeat.toml and agent.token; the CA is ") && said.contains("OPENAI_API_KEY"),
+        "{said}"
+    );
     let want = "exeat check -c exeat.toml\nexeat serve -c exeat.toml\n\
                 eval \"$(exeat env -c exeat.toml --task agent)\"\n";
     assert_eq!(commands, want);

@@ -102,7 +102,7 @@ fn explain_needs_no_values() {
         out.contains("K would be sent as `Authorization: Bearer …`, by name or placeholder; it is required"),
         "{out}"
     );
-    assert!(out.contains("; its value is not in this environment\n"), "{out}");
+    assert!(out.contains("; the variable NO_VALUE is not set\n"), "{out}");
     let (code, _, said) = explain("reserch");
     assert_eq!(
         (code, said.as_str()),

@@ -372,7 +372,7 @@ async fn explain_names_credentials_and_places_but_no_values() {
         "ONE would be sent as `Authorization: Bearer …`, by name or placeholder",
         "TWO would be sent as `?api_key=…`, with every request",
         "ANY would be sent in the field or parameter of its placeholder",
-        "NONE would be sent as `Authorization: Basic …`, by name or placeholder; its value is not in this environment",
+        "NONE would be sent as `Authorization: Basic …`, by name or placeholder; the variable NONE is not set",
     ] {
         assert!(words.contains(line), "{line}: {words}");
     }

@@ -35,7 +35,11 @@ async fn what_the_summary_advises_helps() {
     let rows: [(&[&str], u16, &str); 5] = [
         (&[], 403, &format!("host_not_allowed     --allow {to}\n")),
         (&["--allow", &to], 502, "resolve_failed       The host name does not exist (NXDOMAIN)\n"),
-        (&["--dns", &dns], 403, "address_not_allowed  127.0.0.1 is loopback: --allow-cidr 127.0.0.1/32\n"),
+        (
+            &["--dns", &dns],
+            403,
+            &format!("address_not_allowed  127.0.0.1 is loopback: --allow {to} --allow-cidr 127.0.0.1/32\n"),
+        ),
         (
             &["--allow-cidr", "127.0.0.1/32"],
             502,
