@@ -104,7 +104,7 @@ async fn python_grpcio_sends_a_placeholder() {
     assert_eq!(fs::read_to_string(place.dir().join("key")).unwrap(), format!("Bearer {value}"));
     let summary = text(&output.stderr);
     // The message that the server compressed passed, and the call failed.
-    assert!(summary.contains("exeat: 13 allowed, 1 refused or failed"), "{summary}");
+    assert!(summary.contains("exeat: 12 allowed, 1 refused or failed"), "{summary}");
     assert!(summary.contains("1 × KEY sent to api.test") && summary.contains("upstream_protocol"), "{summary}");
 }
 
