@@ -25,9 +25,10 @@ pub(super) fn run(config: Option<&Path>, json: bool, scope: Scope) -> Exit {
     let loaded = if scope == Scope::Offline { paths::load_offline(config) } else { paths::load(config) };
     let (mut problems, mut warnings) = match loaded {
         Ok(config) => {
-            let of_machine = || precheck::find(&config.settings);
-            let found = if scope == Scope::Offline { Found::default() } else { of_machine() };
-            let Found { mut problems, warnings: more } = found;
+            let Found { mut problems, warnings: more } = match scope {
+                Scope::Offline => Found::default(),
+                Scope::Machine | Scope::Online => precheck::find(&config.settings),
+            };
             let mut warnings = config.warnings;
             warnings.extend(config.policy.weak_values());
             warnings.extend(more);

@@ -124,8 +124,9 @@ enum After {
 
 /// Evaluates the request with the keys of a remedy. Returns `None` if they do not help, or are not valid.
 fn refusal_after(remedy: &Remedy, (file, mut table): (&Path, Table), args: &ExplainArgs) -> Option<After> {
-    let keys: Table = remedy.toml.parse().ok().filter(|keys: &Table| !keys.is_empty())?;
-    merge(&mut table, keys);
+    if !remedy.apply_to(&mut table) {
+        return None;
+    }
     let names = integrations(&table);
     let policy = paths::compile_offline(file, &table.to_string()).ok()?.policy;
     let task = policy.task(&TaskName::new(&args.task))?;
@@ -134,16 +135,6 @@ fn refusal_after(remedy: &Remedy, (file, mut table): (&Path, Table), args: &Expl
         // The same refusal for the same reason: the keys do not help.
         Err(after) if after.remedy.as_ref().is_some_and(|next| next.reason == remedy.reason) => None,
         Err(after) => Some(After::Refused(after.refusal)),
-    }
-}
-
-/// Replaces keys of a table by those of another one.
-fn merge(into: &mut Table, keys: Table) {
-    for (key, value) in keys {
-        match (into.get_mut(&key), value) {
-            (Some(Value::Table(inner)), Value::Table(keys)) => merge(inner, keys),
-            (_, value) => drop(into.insert(key, value)),
-        }
     }
 }
 

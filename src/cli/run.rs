@@ -365,22 +365,25 @@ fn configure(
         &table.to_string(),
         &CompileContext { base, state_dir: state, env: &env, secrets, is_offline: false },
     );
-    let mut compiled = compiled.map_err(|mut problems| {
-        for problem in &mut problems {
-            // The line is of a text that the user has not seen.
-            problem.line = None;
-            if let Some(flag) = flags.get(&problem.path) {
-                problem.path = (*flag).to_owned();
-            }
-        }
-        problems
-    })?;
+    let mut compiled = compiled.map_err(|problems| of_flags(problems, &flags))?;
     compiled.settings.admin.listen = None;
     // The CA key is not written to a file: the command runs as the same user and could read it.
     compiled.settings.interception.ca_key = None;
     // Processes that outlive the command must not delay the exit.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
     Ok(Prepared { config: compiled, hidden_variables, placeholders })
+}
+
+/// Replaces the paths of problems by the flags that they come from.
+fn of_flags(mut problems: Vec<Problem>, flags: &HashMap<String, &'static str>) -> Vec<Problem> {
+    for problem in &mut problems {
+        // The line is of a text that the user has not seen.
+        problem.line = None;
+        if let Some(flag) = flags.get(&problem.path) {
+            problem.path = (*flag).to_owned();
+        }
+    }
+    problems
 }
 
 /// Sets the listener of the command's proxy.

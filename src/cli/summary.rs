@@ -152,7 +152,7 @@ fn often_refused(refused: &BTreeMap<Refusal, usize>) -> Option<String> {
     let often =
         refused.iter().filter(|(refusal, count)| refusal.code == "host_not_allowed" && **count >= MANY_REFUSALS);
     let allow: BTreeSet<&str> =
-        often.map(|(refusal, _)| refusal.advice.as_str()).filter(|flag| !flag.is_empty()).collect();
+        often.map(|(refusal, _)| refusal.advice.as_str()).filter(|advice| advice.starts_with("--allow ")).collect();
     let hosts = allow.iter().filter_map(|flag| flag.rsplit([' ', '/']).next()?.split(':').next());
     let deny: BTreeSet<String> = hosts.map(|host| format!("--deny {host}")).collect();
     let joined = |flags: Vec<&str>| flags.join(" ");

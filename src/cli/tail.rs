@@ -115,12 +115,12 @@ fn follow(path: &Path, mut current: LogFile, args: &TailArgs) -> Result<Infallib
         std::thread::sleep(POLL_INTERVAL);
         let shown = |line: &str| args.shown(line).map_or(Ok(()), print);
         current.read_lines(shown)?;
-        // The daemon renames a full file and creates a new one.
-        let is_rotated = std::fs::metadata(path).is_ok_and(|now| id(&now) != current.id);
-        if is_rotated {
+        // The daemon renames a full file and creates a new one. Between the two, there is none.
+        let Ok(now) = LogFile::open(path) else { continue };
+        if now.id != current.id {
             // Lines may have been written between the read and the rotation.
             current.read_lines(shown)?;
-            current = LogFile::open(path)?;
+            current = now;
         }
     }
 }
@@ -164,20 +164,17 @@ impl LastLines {
 /// A log that is read to its end, and again after more has been written.
 struct LogFile {
     file: File,
+    /// The device and the inode.
     id: (u64, u64),
     /// The beginning of a line whose end has not been written.
     begun: Vec<u8>,
 }
 
-fn id(metadata: &std::fs::Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
-}
-
 impl LogFile {
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        let id = id(&file.metadata()?);
-        Ok(Self { file, id, begun: Vec::new() })
+        let metadata = file.metadata()?;
+        Ok(Self { file, id: (metadata.dev(), metadata.ino()), begun: Vec::new() })
     }
 
     /// Passes each complete line to `take`, up to the end of the file.

@@ -74,7 +74,7 @@ impl OpenAnswers {
 
 impl OpenAnswer {
     /// Notes that the answer is being sent, with the state of an origin's exchange. The proxy's own answers are complete.
-    pub(super) fn send(self: &Arc<Self>, exchange: Option<ExchangeState>) {
+    pub(super) fn begin_sending(self: &Arc<Self>, exchange: Option<ExchangeState>) {
         if exchange.is_none() {
             self.complete(None);
         }
@@ -175,12 +175,12 @@ mod tests {
         assert!(!answers.any() && answers.begun() == 0);
         let (first, second) = (answers.begin(), answers.begin());
         assert!(answers.any() && answers.begun() == 2 && !answers.has_overdue(Duration::ZERO));
-        first.send(None);
+        first.begin_sending(None);
         assert!(answers.has_overdue(Duration::ZERO) && !answers.has_overdue(Duration::from_secs(3600)));
         drop(first);
         assert!(answers.any() && !answers.has_overdue(Duration::ZERO));
         for _ in 0..1000 {
-            answers.begin().send(None);
+            answers.begin().begin_sending(None);
         }
         assert!(answers.sending.lock().len() <= 1, "sent answers are not kept");
         drop(second);
@@ -191,7 +191,7 @@ mod tests {
     fn an_answer_is_open_as_long_as_its_data() {
         let answers = Arc::new(OpenAnswers::default());
         let answer = answers.begin();
-        answer.send(None);
+        answer.begin_sending(None);
         let mut data = AnswerData::new(Bytes::from_static(b"data"), Some(answer));
         data.advance(3);
         assert!(answers.any() && data.chunk() == b"a");

@@ -57,8 +57,8 @@ impl AnswerBody {
     }
 
     /// Attaches the answer that is open until all of the body has been sent or dropped.
-    pub(super) fn of(self, open: Arc<OpenAnswer>) -> Self {
-        open.send(match &self.source {
+    pub(super) fn tracked_by(self, open: Arc<OpenAnswer>) -> Self {
+        open.begin_sending(match &self.source {
             BodySource::Origin(body) => Some(body.state()),
             BodySource::Local(_) => None,
         });

@@ -31,6 +31,26 @@ pub struct Remedy {
     pub toml: String,
 }
 
+impl Remedy {
+    /// Puts the keys into a configuration. Returns false if there are none.
+    pub fn apply_to(&self, configuration: &mut Table) -> bool {
+        let keys: Table = self.toml.parse().unwrap_or_default();
+        let has_keys = !keys.is_empty();
+        merge(configuration, keys);
+        has_keys
+    }
+}
+
+/// Replaces keys of a table by those of another one.
+fn merge(into: &mut Table, keys: Table) {
+    for (key, value) in keys {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(keys)) => merge(inner, keys),
+            (_, value) => drop(into.insert(key, value)),
+        }
+    }
+}
+
 /// A request to explain.
 #[derive(Clone, Copy)]
 pub struct Asked<'a> {
@@ -365,18 +385,10 @@ tools = ["http_get"]
         judged.unwrap_or_else(|deny| Some((deny, task.remedy(deny, asked))))
     }
 
-    /// Puts the keys of one configuration into another.
-    fn merged(text: &str, more: &str) -> String {
-        fn merge(into: &mut Table, more: Table) {
-            for (key, value) in more {
-                match (into.get_mut(&key), value) {
-                    (Some(Value::Table(inner)), Value::Table(more)) => merge(inner, more),
-                    (_, value) => drop(into.insert(key, value)),
-                }
-            }
-        }
+    /// Returns the configuration with the keys of a remedy.
+    fn applied(text: &str, remedy: &Remedy) -> String {
         let mut all: Table = text.parse().unwrap();
-        merge(&mut all, more.parse().unwrap());
+        assert!(remedy.apply_to(&mut all));
         all.to_string()
     }
 
@@ -467,7 +479,7 @@ tools = ["http_get"]
                     (*code, *reason),
                     "{url}"
                 );
-                text = merged(&text, &remedy.toml);
+                text = applied(&text, &remedy);
             }
             assert_eq!(refusal(&text, (task, tool), method, url), None, "{url}: {text}");
         }
@@ -509,9 +521,9 @@ tools = ["http_get"]
     fn a_remedy_takes_nothing_away() {
         let text = "[integrations.api]\nallowed_domains = [\"api.test\"]\n[tasks.t]\ntoken = \"env:T\"\nintegrations = [\"api\"]\n";
         let (_, remedy) = refusal(text, ("t", Some(Tool::HttpGet)), "GET", "https://api.test/").unwrap();
-        let merged_text = merged(text, &remedy.unwrap().toml);
-        assert_eq!(refusal(&merged_text, ("t", Some(Tool::HttpGet)), "GET", "https://api.test/"), None);
-        assert_eq!(refusal(&merged_text, ("t", None), "GET", "https://api.test/"), None);
+        let with_tool = applied(text, &remedy.unwrap());
+        assert_eq!(refusal(&with_tool, ("t", Some(Tool::HttpGet)), "GET", "https://api.test/"), None);
+        assert_eq!(refusal(&with_tool, ("t", None), "GET", "https://api.test/"), None);
         let hooks = "[integrations.api]\nallowed_domains = [\"api.test\"]\n[tasks.t]\ntoken = \"env:T\"\nraw = true\n\
                      integrations = [\"webhook\"]\ntools = [\"webhook\"]\nwebhook_urls = [\"https://hook.test/x\"]\n";
         let (_, remedy) = refusal(hooks, ("t", None), "GET", "https://new.test/").unwrap();

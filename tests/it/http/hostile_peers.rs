@@ -20,7 +20,7 @@ use tokio::time::{interval, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::client::{auth, empty, h1};
-use crate::lab::{self, Lab, LabBuilder, Reply, TIMEOUT};
+use crate::lab::{self, Lab, LabBuilder, Reply, TIMEOUT, wait_until};
 
 type Streamed = Channel<Bytes, std::io::Error>;
 
@@ -73,15 +73,6 @@ async fn plain(port: u16, keys: &str) -> Lab {
 
 fn get(to: &str, path: &str) -> Request<http_body_util::Full<Bytes>> {
     Request::builder().uri(format!("https://{to}{path}")).body(empty()).unwrap()
-}
-
-/// Waits until `holds` returns true, and fails the test after a timeout.
-async fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < TIMEOUT, "{what}");
-        tokio::task::yield_now().await;
-    }
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use crate::operation::cli::{Served, exeat};
 
 /// Starts an h2 origin that answers each head with `first`. After `begin`, it sends `flood` repeatedly for `lasts`, and
 /// reports how long it could write.
-async fn flooding(
+pub async fn flooding(
     builder: &LabBuilder,
     first: fn(u32) -> Vec<u8>,
     flood: fn(u32) -> Vec<u8>,

@@ -155,6 +155,15 @@ pub fn allow_api(port: u16) -> String {
     )
 }
 
+/// Yields until a condition holds.
+pub async fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < TIMEOUT, "{what}");
+        tokio::task::yield_now().await;
+    }
+}
+
 fn is_free(file: &Path) -> bool {
     std::fs::File::open(file).is_ok_and(|file| file.try_lock().is_ok())
 }

@@ -80,6 +80,37 @@ async fn check_names_every_problem_and_exits_2() {
     assert_eq!(run(&["nonsense"]).status.code(), Some(2));
 }
 
+/// The problems that stop a start, and the addresses of a daemon that is ready, are lines of the log.
+#[tokio::test]
+async fn the_log_is_in_one_form() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("bad.toml"), "[proxy]\nlissten = \"x\"\n").unwrap();
+    let refused = |format: &str| {
+        let mut command = exeat(dir.path(), &["serve", "-c", "bad.toml"]);
+        let output = command.env("EXEAT_LOG_FORMAT", format).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let line: serde_json::Value = serde_json::from_str(&refused("json")).unwrap();
+    let fields = &line["fields"];
+    assert_eq!((&line["level"], &fields["file"], &fields["line"]), (&"ERROR".into(), &"bad.toml".into(), &2.into()));
+    assert_eq!((&fields["path"], &fields["problem"]), (&"proxy.lissten".into(), &"unknown key".into()));
+    assert!(refused("text").starts_with("error: bad.toml:2: proxy.lissten: unknown key"), "{}", refused("text"));
+    fs::write(dir.path().join("e.toml"), OWN_STATE).unwrap();
+    for format in ["json", "text"] {
+        let mut command = exeat(dir.path(), &["serve", "--no-confine", "-c", "e.toml"]);
+        command.env("EXEAT_LOG_FORMAT", format);
+        let served = Served::start(command);
+        if format == "text" {
+            assert!(served.ready.starts_with("exeat: ready; proxy on 127.0.0.1:"), "{}", served.ready);
+            continue;
+        }
+        let line: serde_json::Value = serde_json::from_str(&served.ready).unwrap();
+        assert_eq!(line["fields"]["proxy"], serde_json::json!([served.proxy()]), "{line}");
+        assert_eq!(line["fields"]["admin"], served.admin(), "{line}");
+    }
+}
+
 /// Warnings are not errors: the exit status stays 0.
 #[tokio::test]
 async fn check_warns_of_networks_that_open_everything() {

@@ -95,12 +95,17 @@ async fn flags_of_the_command_are_its_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_can_be_seen() {
     let builder = LabBuilder::new().await;
-    for (level, is_shown) in [("warn", true), ("error", false)] {
+    // The flag precedes EXEAT_LOG, and EXEAT_LOG_FORMAT reaches the proxy of a run.
+    let rows = [("warn", "error", "json", true), ("error", "warn", "json", false), ("warn", "warn", "text", true)];
+    for (level, variable, format, is_shown) in rows {
         let script = "ulimit -n 256; exec \"$0\" run --log \"$1\" -- true";
         let mut command = std::process::Command::new("sh");
         command.args(["-c", script, env!("CARGO_BIN_EXE_exeat"), level]).current_dir(builder.dir.path());
-        command.env_remove("EXEAT_CONFIG").env_remove("EXEAT_LOG").env("XDG_STATE_HOME", builder.dir.path());
+        command.env_remove("EXEAT_CONFIG").env("EXEAT_LOG", variable).env("EXEAT_LOG_FORMAT", format);
+        command.env("XDG_STATE_HOME", builder.dir.path());
         let said = output(command).await;
-        assert_eq!(text(&said.stderr).contains("open files"), is_shown, "{}", text(&said.stderr));
+        let said = text(&said.stderr);
+        assert_eq!(said.contains("open files"), is_shown, "{said}");
+        assert_eq!(said.starts_with('{'), is_shown && format == "json", "{said}");
     }
 }
