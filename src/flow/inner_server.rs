@@ -148,7 +148,7 @@ impl InnerServer {
             async move {
                 // hyper keeps the memory of this future until the stream ends, so the large one is apart.
                 let answer = Box::pin(inner.answer(request, None)).await;
-                Ok::<_, Infallible>(answer.map(|body| body.tracked_by(open)))
+                Ok::<_, Infallible>(respond::tracked(answer, open))
             }
         });
         // The reservation is held until the connection ends.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
+use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::stages::limit::{ExchangeState, UnsentExchange};
@@ -92,7 +93,8 @@ impl OpenAnswer {
     /// it lasts until all data is sent, so that its limits apply.
     pub(super) fn complete(&self, exchange: Option<UnsentExchange>) {
         let others = self.connection.complete.fetch_add(1, Ordering::Relaxed);
-        let exchange = exchange.filter(|_| others > 0);
+        let mut exchange = exchange.filter(|_| others > 0);
+        exchange.iter_mut().for_each(UnsentExchange::watch);
         *self.complete.lock() = Some(CompleteAnswer { since: Instant::now(), exchange });
     }
 
@@ -162,6 +164,29 @@ impl Drop for AnswerData {
         if let Some(answer) = self.answer.as_ref().filter(|_| !self.bytes.is_empty()) {
             answer.abandoned();
         }
+    }
+}
+
+/// The text of a field value. The answer is open until the HTTP server has encoded the value, which it does when it is
+/// about to write the head or the trailers to the connection.
+struct HeldText {
+    text: Bytes,
+    _answer: Arc<OpenAnswer>,
+}
+
+impl AsRef<[u8]> for HeldText {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+/// Keeps the answer open until the HTTP server has encoded a field value.
+pub(super) fn hold_until_encoded(value: &mut HeaderValue, answer: Arc<OpenAnswer>) {
+    let text = HeldText { text: Bytes::copy_from_slice(value.as_bytes()), _answer: answer };
+    if let Ok(mut held) = HeaderValue::from_maybe_shared(Bytes::from_owner(text)) {
+        // A value that is not sensitive would be kept in the encoder's table.
+        held.set_sensitive(true);
+        *value = held;
     }
 }
 

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
-use super::open_answers::{AnswerData, OpenAnswer};
+use super::open_answers::{AnswerData, OpenAnswer, hold_until_encoded};
 use super::self_api::SelfReply;
 use crate::audit::record::Record;
 use crate::model::failure::FailureReason;
@@ -55,14 +55,33 @@ impl AnswerBody {
     fn local(text: impl Into<Bytes>) -> Self {
         Self { source: BodySource::Local(Full::new(text.into())), open: None }
     }
+}
 
-    /// Attaches the answer that is open until all of the body has been sent or dropped.
-    pub(super) fn tracked_by(self, open: Arc<OpenAnswer>) -> Self {
-        open.begin_sending(match &self.source {
-            BodySource::Origin(body) => Some(body.state()),
-            BodySource::Local(_) => None,
-        });
-        Self { open: Some(open), ..self }
+/// Keeps the answer open until all of the response has been sent or dropped.
+pub(super) fn tracked(mut response: Response<AnswerBody>, open: Arc<OpenAnswer>) -> Response<AnswerBody> {
+    match &mut response.body_mut().source {
+        BodySource::Local(_) => open.begin_sending(None),
+        BodySource::Origin(body) => {
+            open.begin_sending(Some(body.state()));
+            if let Some(unsent) = body.take_unsent() {
+                open.complete(Some(unsent));
+            }
+        }
+    }
+    hold_head(response.headers_mut(), &open);
+    if !response.body().is_end_stream() {
+        response.body_mut().open = Some(open);
+    }
+    response
+}
+
+/// Keeps the answer open until the HTTP server has encoded these fields. Every response has an identifier; of trailers,
+/// any value will do.
+fn hold_head(fields: &mut HeaderMap, open: &Arc<OpenAnswer>) {
+    let name =
+        if fields.contains_key(EXEAT_REQUEST_ID) { Some(EXEAT_REQUEST_ID) } else { fields.keys().next().cloned() };
+    if let Some(value) = name.and_then(|name| fields.get_mut(name)) {
+        hold_until_encoded(value, open.clone());
     }
 }
 
@@ -401,19 +420,27 @@ impl Body for AnswerBody {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<AnswerData>, BodyError>>> {
-        let Self { source, open } = self.get_mut();
-        let polled = match source {
+        let this = self.get_mut();
+        let polled = match &mut this.source {
             BodySource::Origin(body) => {
                 let polled = Pin::new(body.as_mut()).poll_frame(cx);
                 // Over HTTP/1.1, the exchange ends here.
-                if let (Some(unsent), Some(open)) = (body.take_unsent(), open.as_ref()) {
+                if let (Some(unsent), Some(open)) = (body.take_unsent(), this.open.as_ref()) {
                     open.complete(Some(unsent));
                 }
                 polled
             }
             BodySource::Local(local) => Pin::new(local).poll_frame(cx).map_err(|never: Infallible| match never {}),
         };
-        polled.map_ok(|frame| frame.map_data(|bytes| AnswerData::new(bytes, open.clone())))
+        polled.map_ok(|frame| {
+            // The server drops this body some time after the last frame, when the client may already have that.
+            let open = if this.is_end_stream() { this.open.take() } else { this.open.clone() };
+            let mut frame = frame.map_data(|bytes| AnswerData::new(bytes, open.clone()));
+            if let (Some(trailers), Some(open)) = (frame.trailers_mut(), &open) {
+                hold_head(trailers, open);
+            }
+            frame
+        })
     }
 
     fn is_end_stream(&self) -> bool {

@@ -41,7 +41,7 @@ use crate::policy::plan::{Oversize, Sizes, Timeouts};
 /// the body because the client does not read.
 pub struct ResponseBody {
     live: Arc<Mutex<Live>>,
-    watchdog: Option<AbortOnDropHandle<()>>,
+    watchdog: Option<Watchdog>,
     hint: SizeHint,
     ended: bool,
     /// The frames to send once the exchange is over.
@@ -108,9 +108,28 @@ struct Live {
     waker: Option<Waker>,
 }
 
-impl Live {
-    fn of(exchange: Option<Exchange>) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self { exchange, unsent: None, ended_at: None, is_lost: false, waker: None }))
+/// The task that ends an exchange whose response takes too long, or the arguments of one that has not been started.
+enum Watchdog {
+    Running { _task: AbortOnDropHandle<()> },
+    Pending(Box<WatchLimits>),
+}
+
+/// The limits that a watchdog enforces.
+struct WatchLimits {
+    idle: Duration,
+    until: Option<Instant>,
+    revocation: Revocation,
+}
+
+impl Watchdog {
+    /// Starts the task, if it does not run.
+    fn start(self, live: &Arc<Mutex<Live>>, counts: &Arc<TransferCounts>) -> Self {
+        let limits = match self {
+            Self::Pending(limits) => *limits,
+            running @ Self::Running { .. } => return running,
+        };
+        let task = tokio::spawn(watch(live.clone(), counts.clone(), limits));
+        Self::Running { _task: AbortOnDropHandle::new(task) }
     }
 }
 
@@ -120,10 +139,15 @@ impl Live {
 pub struct UnsentExchange {
     live: Arc<Mutex<Live>>,
     counts: Arc<TransferCounts>,
-    _watchdog: AbortOnDropHandle<()>,
+    watchdog: Option<Watchdog>,
 }
 
 impl UnsentExchange {
+    /// Starts the watchdog. That of a response without a body has not been started, because most are sent at once.
+    pub fn watch(&mut self) {
+        self.watchdog = self.watchdog.take().map(|watchdog| watchdog.start(&self.live, &self.counts));
+    }
+
     /// Notes that the client has taken data, which counts for the idle timeout.
     pub fn tick(&self) {
         self.counts.tick();
@@ -291,14 +315,11 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
         let (counts, left) = (record.transfer_counts(), hint.exact());
         counts.tick();
         let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_truncated: false };
-        let final_frames = FinalFrames::default();
-        if ended {
-            exchange.end(true);
-            return ResponseBody { live: Live::of(None), watchdog: None, hint, ended, final_frames };
-        }
-        let live = Live::of(Some(exchange));
-        let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), revocation));
-        ResponseBody { live, watchdog: Some(AbortOnDropHandle::new(watchdog)), hint, ended, final_frames }
+        let watchdog = Watchdog::Pending(Box::new(WatchLimits { idle: timeouts.idle, until, revocation }));
+        let (exchange, unsent) = if ended { (None, Some(exchange.release(true))) } else { (Some(exchange), None) };
+        let live = Arc::new(Mutex::new(Live { exchange, unsent, ended_at: None, is_lost: false, waker: None }));
+        let watchdog = if ended { watchdog } else { watchdog.start(&live, &counts) };
+        ResponseBody { live, watchdog: Some(watchdog), hint, ended, final_frames: FinalFrames::default() }
     })
 }
 
@@ -312,12 +333,8 @@ fn record_finds(inner: &RedactedBody, record: &mut Record) {
 }
 
 /// Ends the exchange when neither direction has moved for `idle`, at `until`, or when it is revoked or stopped.
-async fn watch(
-    live: Arc<Mutex<Live>>,
-    counts: Arc<TransferCounts>,
-    (idle, until): (Duration, Option<Instant>),
-    revocation: Revocation,
-) {
+async fn watch(live: Arc<Mutex<Live>>, counts: Arc<TransferCounts>, limits: WatchLimits) {
+    let WatchLimits { idle, until, revocation } = limits;
     let refusal = tokio::select! {
         () = timed_out(&counts, idle, until) => Fail::RequestTimedOut.into(),
         refusal = revocation => refusal,
@@ -381,9 +398,9 @@ impl ResponseBody {
 
     /// Returns the exchange, once, when the body has been read to its end.
     pub fn take_unsent(&mut self) -> Option<UnsentExchange> {
-        let _watchdog = self.watchdog.take_if(|_| self.ended)?;
+        let watchdog = Some(self.watchdog.take_if(|_| self.ended)?);
         let counts = self.live.lock().unsent.as_ref()?.transfer_counts();
-        Some(UnsentExchange { live: self.live.clone(), counts, _watchdog })
+        Some(UnsentExchange { live: self.live.clone(), counts, watchdog })
     }
 
     fn fail(&mut self) {

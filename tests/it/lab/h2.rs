@@ -14,6 +14,7 @@ pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
 pub const RST_STREAM: u8 = 3;
 pub const SETTINGS: u8 = 4;
+pub const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
 pub const CONTINUATION: u8 = 9;
 pub const END_STREAM: u8 = 1;
@@ -43,6 +44,7 @@ pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub kind: u8,
+    pub flags: u8,
     pub stream: u32,
     pub payload: Vec<u8>,
 }
@@ -61,10 +63,10 @@ pub enum Answer {
 pub async fn read_frame(io: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
     let mut head = [0; 9];
     timeout(TIMEOUT, io.read_exact(&mut head)).await.expect("a frame arrives").ok()?;
-    let [a, b, c, kind, _flags, stream @ ..] = head;
+    let [a, b, c, kind, flags, stream @ ..] = head;
     let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
     timeout(TIMEOUT, io.read_exact(&mut payload)).await.expect("the frame ends").ok()?;
-    Some(Frame { kind, stream: u32::from_be_bytes(stream), payload })
+    Some(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload })
 }
 
 /// An h2 connection in a tunnel of its own, on which the test writes raw frames.

@@ -215,6 +215,11 @@ impl Lab {
         panic!("exchange {n} left no line: {:#?}", self.audit().await);
     }
 
+    /// Returns the number of refusals in the log.
+    pub async fn refused(&self) -> usize {
+        self.audit().await.iter().filter(|line| line["verdict"] == "deny").count()
+    }
+
     /// Asserts that the only exchange was refused with this code before anything left.
     pub async fn assert_only_refused(&self, code: &str) {
         let line = self.ended(0).await;

@@ -41,6 +41,7 @@ pub struct Origin {
     repositories: Arc<Mutex<PathBuf>>,
     files: Arc<Mutex<HashMap<String, (&'static str, Bytes)>>>,
     streaming: Arc<AtomicUsize>,
+    echoed_trailers: Arc<AtomicUsize>,
     broken_upload: Arc<AtomicBool>,
 }
 
@@ -96,6 +97,11 @@ impl Origin {
         self.connections.load(Ordering::SeqCst)
     }
 
+    /// Returns the number of requests whose trailers were echoed.
+    pub fn echoed_trailers(&self) -> usize {
+        self.echoed_trailers.load(Ordering::SeqCst)
+    }
+
     /// Returns the number of `/big` and `/known` bodies in progress.
     pub fn streaming(&self) -> usize {
         self.streaming.load(Ordering::SeqCst)
@@ -116,6 +122,7 @@ impl Origin {
             repositories: Arc::default(),
             files: Arc::default(),
             streaming: Arc::default(),
+            echoed_trailers: Arc::default(),
             broken_upload: Arc::default(),
         };
         let running = origin.clone();
@@ -165,6 +172,11 @@ impl Origin {
             // Streams the request body back as it arrives.
             "/echo" => {
                 note(Bytes::new(), HeaderMap::new());
+                let echoed = self.echoed_trailers.clone();
+                let body = body.map_frame(move |frame| {
+                    echoed.fetch_add(usize::from(frame.is_trailers()), Ordering::SeqCst);
+                    frame
+                });
                 return Ok(Response::new(body.map_err(std::io::Error::other).boxed_unsync()));
             }
             // Returns the body in reverse order, so that the proxy cannot recognise values in it.
@@ -313,6 +325,16 @@ fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Res
                 let _ = send.send_trailers(trailers).await;
             });
             Response::builder().header("trailer", "x-sum").body(body.boxed_unsync()).unwrap()
+        }
+        // No body, but a head, or a head and trailers, with a field of this length.
+        "/large-head" => Response::builder().header("x-large", "x".repeat(number.unwrap_or(0))).body(full("")).unwrap(),
+        "/large-trailers" => {
+            let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
+            tokio::spawn(async move {
+                let value = "x".repeat(number.unwrap_or(0)).parse().unwrap();
+                let _ = send.send_trailers([("x-large".parse().unwrap(), value)].into_iter().collect()).await;
+            });
+            Response::builder().header("trailer", "x-large").body(body.boxed_unsync()).unwrap()
         }
         // Sends a head and one byte, then stalls.
         "/stall-body" => {

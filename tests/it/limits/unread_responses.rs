@@ -9,11 +9,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::http::origin_floods::flooding;
 use crate::lab::client::empty;
+use crate::lab::h2::Wire;
 use crate::lab::origin::Origin;
 use crate::lab::{self, Lab, LabBuilder, TIMEOUT, h2, wait_until};
 
@@ -220,6 +222,48 @@ async fn a_reload_takes_unread_responses_back() {
     }
 }
 
+#[tokio::test]
+async fn a_reload_takes_unread_responses_without_data_back() {
+    for request in WITHOUT_DATA {
+        let setup = setup("concurrent = 3").await;
+        let mut client = Unread::open(&setup).await;
+        let passed = client.fill(request, 1).await;
+        let policy = setup.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]");
+        setup.lab.reload(&policy);
+        let lines = setup.ended(usize::try_from(client.sent).unwrap()).await;
+        let revoked = lines.iter().filter(|line| line["code"] == "host_not_allowed").count();
+        assert_eq!(revoked, 3, "{request:?}, {passed} have passed: {lines:#?}");
+        client.assert_closed().await;
+    }
+}
+
+/// The heads have been read before the client stopped reading.
+#[tokio::test]
+async fn trailers_are_in_flight_until_they_are_sent() {
+    let setup = setup("concurrent = 5").await;
+    let mut client = Unread::open(&setup).await;
+    let echoed = [1, 3];
+    for stream in echoed {
+        let fields = [(":method", "POST"), (":scheme", "https"), (":authority", &setup.to), (":path", "/echo")];
+        client.wire.headers(stream, false, &[&fields[..], &[("te", "trailers")]].concat());
+        client.wire.send(&[]).await;
+        assert_eq!(client.wire.answer(stream).await, h2::Answer::Head);
+        client.sent += 1;
+    }
+    client.fill(WITHOUT_DATA[0], 1).await;
+    // The origin answers with these trailers.
+    let trailers = echoed.map(|stream| {
+        h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, stream, &h2::block(&[("x-large", &"x".repeat(9_000))]))
+    });
+    client.wire.send(&trailers.concat()).await;
+    wait_until("the origin has sent the trailers", || setup.origin.echoed_trailers() == 2).await;
+    sleep(Duration::from_millis(800)).await;
+    setup.lab.reload(&setup.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]"));
+    let lines = setup.ended(usize::try_from(client.sent).unwrap()).await;
+    let revoked = lines.iter().filter(|line| line["code"] == "host_not_allowed").count();
+    assert_eq!(revoked, 5, "{lines:#?}");
+}
+
 /// The origin has announced the length and sent all of it, and does not end the stream.
 #[tokio::test]
 async fn data_that_was_announced_and_not_sent_has_not_been_received() {
@@ -254,4 +298,122 @@ async fn a_client_that_leaves_has_not_received_the_response() {
     assert_eq!(setup.ended(2).await[1]["verdict"], "abandoned");
     drop((responses, h2));
     assert_eq!(setup.ended(3).await[2]["verdict"], "abandoned");
+}
+
+/// A client that has not read anything of its connection since it was opened.
+struct Unread<'a> {
+    setup: &'a Setup,
+    wire: Wire,
+    sent: u32,
+}
+
+impl<'a> Unread<'a> {
+    async fn open(setup: &'a Setup) -> Self {
+        Self { setup, wire: Wire::open(&setup.lab, &setup.to).await, sent: 0 }
+    }
+
+    /// Sends a request, and returns whether it has reached the origin.
+    async fn reaches_the_origin(&mut self, (method, path): (&str, &str)) -> bool {
+        let (origin, lab) = (&self.setup.origin, &self.setup.lab);
+        let (seen, refused) = (origin.seen().len(), lab.refused().await);
+        self.wire.headers(
+            2 * self.sent + 1,
+            true,
+            &[(":method", method), (":scheme", "https"), (":authority", &self.setup.to), (":path", path)],
+        );
+        self.sent += 1;
+        self.wire.send(&[]).await;
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < TIMEOUT, "request {} is neither refused nor sent", self.sent);
+            if origin.seen().len() > seen {
+                // The proxy has the response when the exchange has been decided.
+                return true;
+            }
+            if lab.refused().await > refused {
+                return false;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Sends requests until `count` have been refused, and returns the number of those that have not.
+    async fn fill(&mut self, request: (&str, &str), count: usize) -> usize {
+        let (mut passed, mut refused) = (0, 0);
+        while refused < count {
+            if self.reaches_the_origin(request).await {
+                passed += 1;
+                assert!(passed < 60, "{request:?}: the proxy keeps all responses");
+            } else {
+                refused += 1;
+            }
+        }
+        passed
+    }
+
+    /// Reads to the end of the connection, or until as many streams have ended as requests were sent. Returns the number of
+    /// heads.
+    async fn read(&mut self) -> usize {
+        let (mut heads, mut ended) = (0, 0);
+        while ended < self.sent
+            && let Some(frame) = h2::read_frame(&mut self.wire.io).await
+        {
+            heads += usize::from(frame.kind == h2::HEADERS);
+            ended += u32::from(frame.flags & h2::END_STREAM != 0 && frame.kind <= h2::HEADERS);
+        }
+        heads
+    }
+
+    /// Waits until the proxy has closed the connection, without reading.
+    async fn assert_closed(&mut self) {
+        let (start, ping) = (Instant::now(), h2::frame(h2::PING, 0, 0, &[0; 8]));
+        while self.wire.io.write_all(&ping).await.is_ok() && self.wire.io.flush().await.is_ok() {
+            assert!(start.elapsed() < TIMEOUT, "the connection is open");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Requests whose responses have no data, and 40 kB of fields.
+const WITHOUT_DATA: [(&str, &str); 3] =
+    [("HEAD", "/large-head?40000"), ("GET", "/large-head?40000"), ("GET", "/large-trailers?40000")];
+
+#[tokio::test]
+async fn responses_without_data_are_in_flight_until_they_are_sent() {
+    for request in WITHOUT_DATA {
+        let setup = setup("concurrent = 3").await;
+        let mut client = Unread::open(&setup).await;
+        let passed = client.fill(request, 3).await;
+        // A client that reads gets them, and the calls end.
+        let all = usize::try_from(client.sent).unwrap();
+        assert!(client.read().await >= all, "{request:?}");
+        let lines = setup.ended(all).await;
+        let allowed = lines.iter().filter(|line| line["verdict"] == "allow").count();
+        assert_eq!(allowed, passed, "{request:?}: {lines:#?}");
+        assert!(client.reaches_the_origin(request).await, "{request:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_timeouts_apply_to_responses_without_data() {
+    for request in WITHOUT_DATA {
+        for keys in ["request_timeout = \"600ms\"", "idle_timeout = \"600ms\""] {
+            let setup = setup(&format!("concurrent = 3\n{keys}")).await;
+            let mut client = Unread::open(&setup).await;
+            let mut passed = 0;
+            while setup.lab.refused().await < 1 {
+                passed += usize::from(client.reaches_the_origin(request).await);
+            }
+            let timed_out = || async {
+                let lines = setup.lab.audit().await;
+                lines.iter().filter(|line| line["code"] == "request_timed_out").count()
+            };
+            let start = Instant::now();
+            while timed_out().await < 3 {
+                assert!(start.elapsed() < TIMEOUT, "{request:?}, {keys}: {} of {passed}", timed_out().await);
+                sleep(Duration::from_millis(20)).await;
+            }
+            client.assert_closed().await;
+        }
+    }
 }
