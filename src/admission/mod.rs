@@ -129,6 +129,11 @@ impl Admission {
         }
     }
 
+    /// Returns the number of slots.
+    pub(crate) fn total(&self) -> usize {
+        self.total
+    }
+
     /// Returns the number of free slots.
     pub(crate) fn free(&self) -> usize {
         self.total.saturating_sub(self.lock().held)

@@ -1,4 +1,4 @@
-//! The admin listener: health, tasks, executions, approvals, secrets and reload, protected by the admin token.
+//! The admin listener: health, status, tasks, executions, approvals, secrets and reload, protected by the admin token.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::status::StatusReport;
 use super::{approvals, executions, secrets};
 use crate::admission::queue::{AcceptQueue, QueueStep};
 use crate::admission::{Admission, Slot};
@@ -35,6 +36,7 @@ const MAX_HEAD: usize = 32_768;
 /// of the machine, and addresses and `[dns].hosts` need none.
 const READY: &str = "ready\n";
 const READY_WITHOUT_DNS: &str = "ready\ndns: degraded\n";
+const PLAIN: &str = "text/plain; charset=utf-8";
 /// Maximum concurrent connections.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -44,6 +46,7 @@ pub(crate) struct Admin {
     pub(crate) token: TokenHash,
     /// The configuration file, which a reload reads again.
     pub(crate) file: Option<ConfigFile>,
+    pub(crate) status: StatusReport,
 }
 
 impl Admin {
@@ -145,6 +148,10 @@ impl Admin {
             return document(status, &value);
         }
         match (request.method(), path) {
+            (&Method::GET, "/v1/status") => {
+                let unready = self.unready_because().await;
+                document(StatusCode::OK, &self.status.document(&self.services, self.file.as_ref(), unready).await)
+            }
             (&Method::GET, "/v1/tasks") => self.tasks(),
             (&Method::POST, "/v1/reload") => self.reload().await,
             _ => text(StatusCode::NOT_FOUND, "no such page\n"),
@@ -152,18 +159,26 @@ impl Admin {
     }
 
     async fn ready(&self) -> Response<Full<Bytes>> {
-        if self.services.drain.is_cancelled() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
-        }
-        // A write that hangs is no failure yet, but requests are refused meanwhile.
-        if !self.services.audit.is_healthy() || self.services.audit.hangs_for(LOG_TIMEOUT).await {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "the audit log cannot be written\n");
-        }
-        if self.services.ledger.check().await.is_err() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "the ledger cannot be used\n");
+        if let Some(unready) = self.unready_because().await {
+            return reply(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{unready}\n").into());
         }
         let is_degraded = self.services.resolver.is_degraded();
         text(StatusCode::OK, if is_degraded { READY_WITHOUT_DNS } else { READY })
+    }
+
+    /// Returns the reason why requests are refused at present, if they are.
+    async fn unready_because(&self) -> Option<&'static str> {
+        if self.services.drain.is_cancelled() {
+            return Some("draining");
+        }
+        // A write that hangs is no failure yet, but requests are refused meanwhile.
+        if !self.services.audit.is_healthy() || self.services.audit.hangs_for(LOG_TIMEOUT).await {
+            return Some("the audit log cannot be written");
+        }
+        if self.services.ledger.check().await.is_err() {
+            return Some("the ledger cannot be used");
+        }
+        None
     }
 
     fn tasks(&self) -> Response<Full<Bytes>> {
@@ -229,7 +244,7 @@ fn is_same_site(headers: &HeaderMap) -> bool {
 fn methods(path: &str) -> Option<&'static str> {
     let segments: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     match segments.as_slice() {
-        ["healthz" | "readyz"] | ["v1", "tasks"] => Some("GET, HEAD"),
+        ["healthz" | "readyz"] | ["v1", "tasks" | "status"] => Some("GET, HEAD"),
         ["v1", "reload"] => Some("POST"),
         ["v1", "executions"] => Some("GET, HEAD, POST"),
         ["v1", "executions", _] => Some("GET, HEAD, DELETE"),
@@ -251,7 +266,7 @@ fn method_not_allowed(allowed: &'static str) -> Response<Full<Bytes>> {
 }
 
 fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
-    reply(status, "text/plain; charset=utf-8", Bytes::from_static(body.as_bytes()))
+    reply(status, PLAIN, Bytes::from_static(body.as_bytes()))
 }
 
 fn document(status: StatusCode, value: &serde_json::Value) -> Response<Full<Bytes>> {

@@ -5,3 +5,4 @@ mod approvals;
 mod executions;
 mod reply;
 mod secrets;
+pub(crate) mod status;

@@ -162,6 +162,12 @@ impl Sink {
         self.healthy.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of lines that have been queued and not written.
+    #[must_use]
+    pub fn waiting_lines(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
     /// Returns whether lines wait and none is written for this long.
     pub async fn hangs_for(&self, time: Duration) -> bool {
         let waits = || self.waiting.load(Ordering::Relaxed) > 0;

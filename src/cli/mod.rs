@@ -24,6 +24,7 @@ mod run;
 mod seccomp;
 mod secret;
 mod serve;
+mod status;
 mod summary;
 mod systemd;
 mod tail;
@@ -114,6 +115,14 @@ enum Command {
         /// Only ask whether the daemon answers, as `GET /healthz` does
         #[arg(long)]
         live: bool,
+    },
+    /// Show the state of the running daemon: policy, connections, executions, log, ledger, DNS and CA
+    ///
+    /// Exits with status 1 if the daemon is not ready or cannot be asked.
+    Status {
+        /// Print the status as JSON
+        #[arg(long)]
+        json: bool,
     },
     /// List the pending approvals
     Approvals {
@@ -237,6 +246,7 @@ pub fn main() -> ExitCode {
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Execution(args) => execution::run(config, admin, &args).into(),
         Command::Health { live } => health::run(config, admin, live).into(),
+        Command::Status { json } => status::run(config, admin, json).into(),
         Command::Approvals { json } => approval::list(config, admin, json).into(),
         Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
         Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),

@@ -25,6 +25,7 @@ use self::reload::{ConfigFile, Reloaded};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
+use crate::api::status::StatusReport;
 use crate::audit::finds::Finds;
 use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::fair_queue::FairQueue;
@@ -144,12 +145,13 @@ impl Daemon {
         }
         let lifetime = services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
-        let queue = Arc::new(AcceptQueue::new(connections));
+        let queue = Arc::new(AcceptQueue::new(connections.clone()));
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), queue.clone()));
         }
         if let (Some(listener), Some(token)) = (admin_listener, admin_token) {
-            let admin = Admin { services: services.clone(), token, file: file.clone() };
+            let status = StatusReport::new(listener.at().clone(), connections);
+            let admin = Admin { services: services.clone(), token, file: file.clone(), status };
             tokio::spawn(admin.run(listener));
         }
         preparation::start(&services);

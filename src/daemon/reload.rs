@@ -103,6 +103,12 @@ impl ConfigFile {
         Ok(config)
     }
 
+    /// Returns the path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn last_read(&self) -> Option<Vec<u8>> {
         self.read.lock().clone()
     }
@@ -158,6 +164,7 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
             for problem in &problems {
                 tracing::error!(%problem, line = problem.line, "the old policy stays in force");
             }
+            services.policies.note_rejected(problems.clone());
             Reloaded::Kept(problems)
         }
     }

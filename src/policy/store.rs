@@ -1,14 +1,42 @@
-//! The policy in force, and notifications of its replacement.
+//! The policy in force, notifications of its replacement, and the last change that was rejected.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::compile::Problem;
 use super::rule::Policy;
 
 /// Holds the policy in force. Requests take snapshots, and tunnels are notified of a new policy.
 pub struct PolicyStore {
     current: watch::Sender<Arc<Policy>>,
+    history: Mutex<History>,
+}
+
+/// The time of the last change, and the change that was rejected since then.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// The time since which the policy is in force.
+    pub since: SystemTime,
+    /// The last reload that was rejected since then.
+    pub rejected: Option<RejectedReload>,
+}
+
+/// A reload that left the old policy in force.
+#[derive(Clone, Debug)]
+pub struct RejectedReload {
+    /// The time of the reload.
+    pub at: SystemTime,
+    /// The problems of the new policy.
+    pub problems: Vec<Problem>,
+}
+
+impl History {
+    fn begin() -> Self {
+        Self { since: SystemTime::now(), rejected: None }
+    }
 }
 
 impl PolicyStore {
@@ -16,7 +44,7 @@ impl PolicyStore {
     #[must_use]
     pub fn new(mut policy: Policy) -> Self {
         policy.generation = 1;
-        Self { current: watch::Sender::new(Arc::new(policy)) }
+        Self { current: watch::Sender::new(Arc::new(policy)), history: Mutex::new(History::begin()) }
     }
 
     /// Returns the policy in force.
@@ -32,8 +60,20 @@ impl PolicyStore {
             generation = current.generation.saturating_add(1);
             policy.generation = generation;
             *current = Arc::new(std::mem::take(&mut policy));
+            *self.history.lock() = History::begin();
         });
         generation
+    }
+
+    /// Notes that a reload was rejected.
+    pub fn note_rejected(&self, problems: Vec<Problem>) {
+        self.history.lock().rejected = Some(RejectedReload { at: SystemTime::now(), problems });
+    }
+
+    /// Returns the time of the last change, and the reload that was rejected since then.
+    #[must_use]
+    pub fn history(&self) -> History {
+        self.history.lock().clone()
     }
 
     /// Returns a receiver that is notified of every new policy.

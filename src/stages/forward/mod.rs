@@ -202,6 +202,12 @@ impl Forwarder {
         Self { tls, pool, windows, sockets, queues, connect_timeout, handshake_timeout }
     }
 
+    /// Returns the number of connections to origins that can be reused.
+    #[must_use]
+    pub fn reusable_connections(&self) -> usize {
+        self.pool.reusable()
+    }
+
     /// Reloads the certificate revocation lists. If they have changed, earlier connections are not reused for new
     /// requests.
     ///

@@ -239,6 +239,11 @@ impl Pool {
         self.lease(pooled, false)
     }
 
+    /// Returns the number of connections that can be reused.
+    pub(crate) fn reusable(&self) -> usize {
+        self.idle.count.load(Ordering::Relaxed)
+    }
+
     /// Drops connections that have been idle or open for too long.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::operation::cli::{exeat, text};
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 18] = [
     "serve",
     "run",
     "init",
@@ -16,6 +16,8 @@ const COMMANDS: [&str; 16] = [
     "ca",
     "secret",
     "execution",
+    "health",
+    "status",
     "approvals",
     "approve",
     "deny",

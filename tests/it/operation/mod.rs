@@ -14,3 +14,4 @@ pub mod run;
 mod run_flags;
 pub mod service;
 pub mod soak;
+mod status;

@@ -1,0 +1,128 @@
+//! `exeat status`: the state of the running daemon at a glance.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Exit;
+use super::admin_client::{self, AdminRequest};
+use super::terminal::{clean, print};
+
+/// Prints the status. Returns [`Exit::Failed`] if the daemon is not ready or cannot be asked.
+pub(super) fn run(config: Option<&Path>, admin: Option<&str>, json: bool) -> Exit {
+    let mut is_ready = false;
+    let sent = admin_client::send(config, admin, &AdminRequest::get("/v1/status"), |answer| {
+        is_ready = answer.get("ready")?.as_bool()?;
+        if json {
+            admin_client::print_json(answer);
+        } else {
+            let lines = lines(answer)?;
+            lines.iter().for_each(|(name, text)| print(format_args!("{name:<12}{}\n", clean(text))));
+        }
+        Some(())
+    });
+    if sent == Exit::Done && !is_ready { Exit::Failed } else { sent }
+}
+
+/// Returns the lines of the readable form, or `None` for a document without the members that every version has.
+fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
+    let text = |pointer: &str| status.pointer(pointer).and_then(Value::as_str);
+    let number = |pointer: &str| status.pointer(pointer).and_then(Value::as_u64);
+    let count = |pointer: &str| number(pointer).map_or("unknown".to_owned(), |number| number.to_string());
+    let mut lines = Vec::new();
+    let state = match text("/reason") {
+        None => "ready".to_owned(),
+        Some(reason) => format!("NOT READY: {reason}"),
+    };
+    let uptime = period(number("/uptime_s")?);
+    lines.push(("exeat", format!("{}, {state}, up {uptime} (since {})", text("/version")?, text("/started_at")?)));
+    let proxy = status.pointer("/listeners/proxy")?.as_array()?;
+    let proxy: Vec<_> = proxy.iter().filter_map(Value::as_str).collect();
+    lines.push(("listeners", format!("proxy {}; admin {}", proxy.join(", "), text("/listeners/admin")?)));
+    let (tasks, file) = (number("/policy/tasks")?, text("/policy/file").unwrap_or("built in; it denies everything"));
+    let (generation, age) = (number("/policy/generation")?, period(number("/policy/age_s")?));
+    let tasks = counted(tasks, "task");
+    lines.push(("policy", format!("{file}, generation {generation} for {age}, {tasks}")));
+    if let Some(rejected) = status.pointer("/policy/rejected_reload").filter(|rejected| !rejected.is_null()) {
+        let at = rejected.get("at").and_then(Value::as_str).unwrap_or_default();
+        lines.push(("", format!("the reload at {at} was REJECTED, and this policy stays in force; see exeat check:")));
+        let problems = rejected.get("problems").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        lines.extend(problems.iter().take(3).map(|problem| ("", format!("- {}", problem_text(problem)))));
+        let more = problems.len().saturating_sub(3);
+        lines.extend((more > 0).then(|| ("", format!("- and {more} more"))));
+    }
+    let connections = format!("{} of {}", number("/connections/open")?, number("/connections/max")?);
+    let exchanges = counted(number("/exchanges")?, "exchange");
+    lines.push(("connections", format!("{connections}; {exchanges} in progress")));
+    lines
+        .push(("origins", format!("{} can be reused", counted(number("/origin_connections/reusable")?, "connection"))));
+    let (active, ended) = (count("/executions/active"), count("/executions/ended"));
+    lines.push(("executions", format!("{active} active, {ended} ended within the last hour")));
+    lines.push(("approvals", format!("{} pending", count("/approvals/pending"))));
+    let place = match (text("/audit/path"), number("/audit/files"), number("/audit/bytes")) {
+        (Some(path), Some(files), Some(bytes)) => format!("{path}, {} in {}", size(bytes), counted(files, "file")),
+        (Some(path), ..) => format!("{path}, whose folder cannot be read"),
+        (None, ..) => "standard output".to_owned(),
+    };
+    let healthy = if status.pointer("/audit/healthy")?.as_bool()? { "" } else { "; CANNOT BE WRITTEN" };
+    lines.push(("audit", format!("{place}; {} waiting{healthy}", counted(number("/audit/waiting_lines")?, "line"))));
+    let usable = if status.pointer("/ledger/usable")?.as_bool()? { "usable" } else { "CANNOT BE USED" };
+    lines.push(("ledger", format!("{}, {usable}", text("/ledger/kind")?)));
+    let dns = text("/dns")?;
+    let dns = if dns == "ok" { dns.to_owned() } else { "DEGRADED: no DNS server has answered for a while".to_owned() };
+    lines.push(("dns", dns));
+    let days = status.pointer("/ca/days_left")?.as_i64()?;
+    let soon = if days < 30 { "; EXPIRES SOON" } else { "" };
+    lines.push((
+        "ca",
+        format!("ends {}, in {days} days{soon}; SHA-256 {}", text("/ca/not_after")?, text("/ca/sha256")?),
+    ));
+    Some(lines)
+}
+
+/// Returns the text of a problem, as `exeat check` prints it.
+fn problem_text(problem: &Value) -> String {
+    let member = |name: &str| problem.get(name).and_then(Value::as_str).unwrap_or_default();
+    let line = problem.get("line").and_then(Value::as_u64).map(|line| format!("line {line}: ")).unwrap_or_default();
+    format!("{line}{}: {}", member("path"), member("problem"))
+}
+
+fn counted(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+/// Formats a time in its two largest units.
+fn period(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, ..) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{} kB", bytes.div_ceil(1_000)),
+        1_000_000..1_000_000_000 => format!("{}.{} MB", bytes / 1_000_000, bytes / 100_000 % 10),
+        _ => format!("{}.{} GB", bytes / 1_000_000_000, bytes / 100_000_000 % 10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_sizes_are_short() {
+        let rows = [(5, "5 s"), (65, "1 min 5 s"), (3_660, "1 h 1 min"), (90_000, "1 d 1 h")];
+        for (seconds, want) in rows {
+            assert_eq!(period(seconds), want);
+        }
+        let rows = [(0, "0 kB"), (1, "1 kB"), (12_345_678, "12.3 MB"), (4_050_000_000, "4.0 GB")];
+        for (bytes, want) in rows {
+            assert_eq!(size(bytes), want);
+        }
+    }
+}
