@@ -43,7 +43,6 @@ const MAX_CONNECTIONS: usize = 64;
 /// The admin API and its state.
 pub(crate) struct Admin {
     pub(crate) services: Arc<Services>,
-    pub(crate) token: TokenHash,
     /// The configuration file, which a reload reads again.
     pub(crate) file: Option<ConfigFile>,
     pub(crate) status: StatusReport,
@@ -218,7 +217,7 @@ impl Admin {
             .ok()
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        token.is_some_and(|(_, token)| TokenHash::of(token.trim().as_bytes()) == self.token)
+        token.is_some_and(|(_, token)| self.services.admin_tokens.accept(TokenHash::of(token.trim().as_bytes())))
     }
 }
 

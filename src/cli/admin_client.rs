@@ -25,7 +25,7 @@ use super::{Exit, paths};
 use crate::files;
 use crate::model::secret::Secret;
 use crate::policy::compile::AdminAddress;
-use crate::policy::settings::ListenAt;
+use crate::policy::settings::{ListenAt, TokenSource};
 use crate::policy::source::{read_source, usable};
 
 /// The timeout to establish the connection.
@@ -392,9 +392,9 @@ impl fmt::Display for Endpoint {
 impl Token {
     /// Reads the token from the configured source or the state directory, as the daemon does.
     fn from_config(configured: &AdminAddress) -> Result<Self, String> {
-        if let Some(source) = &configured.token {
+        if let Some(TokenSource { key, source }) = configured.tokens.first() {
             let value = read_source(source, &|name| std::env::var(name).ok()).map_err(|why| why.to_string())?;
-            return Self::checked(value, "the configuration's [admin].token".to_owned());
+            return Self::checked(value, format!("the configuration's [admin].{key}"));
         }
         let path = configured.state_dir.join("admin.token");
         let from = clean(&path.display().to_string());

@@ -128,10 +128,11 @@ pub(super) fn write_bundle(dir: &Path, ca_pem: &str) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Reads the static token of a task from its source, because the compiled policy does not contain it.
+/// Reads the static token of a task from its source, the first of several, because the compiled policy does not contain it.
 fn static_token(config: &Path, task: &str) -> Option<String> {
     let table: toml::Table = fs::read_to_string(config).ok()?.parse().ok()?;
-    let source = table.get("tasks")?.get(task)?.get("token")?.as_str()?;
+    let task = table.get("tasks")?.get(task)?;
+    let source = task.get("token").or_else(|| task.get("tokens")?.get(0))?.as_str()?;
     let token = match source.split_once(':')? {
         ("env", name) => std::env::var(name).ok()?,
         ("file", file) => fs::read_to_string(config.parent()?.join(file)).ok()?,

@@ -1,5 +1,6 @@
 //! Starts the parts of the daemon, and stops them without losing requests in flight.
 
+mod admin_tokens;
 mod billing;
 mod find_journal;
 mod ledger;
@@ -11,7 +12,6 @@ pub mod vault;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,6 @@ use rustix::process::{Resource, getrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use zeroize::Zeroizing;
 
 use self::reload::{ConfigFile, Reloaded};
 use crate::admission::Admission;
@@ -29,17 +28,15 @@ use crate::api::status::StatusReport;
 use crate::audit::finds::Finds;
 use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::fair_queue::FairQueue;
-use crate::files;
 use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
 use crate::flow::refused_tunnel::UnreadRefusals;
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
 use crate::model::name::CredentialName;
-use crate::model::secret::TokenHash;
+use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
-use crate::policy::source;
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
@@ -126,13 +123,15 @@ impl Daemon {
         let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
         let admin = admin_listener.as_ref().map(|listener| listener.at().clone());
         let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
-        let admin_token = match admin {
-            Some(_) => Some(admin_token(&settings)?),
-            None => None,
+        let admin_tokens = match admin {
+            Some(_) => admin_tokens::read_or_create(&settings.admin, &settings.state_dir)
+                .map_err(|unusable| StartError::AdminToken(unusable.error.to_string()))?,
+            None => Vec::new(),
         };
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
         let descriptors = descriptors(&settings);
-        let (services, last) = services((settings, descriptors), policy, proxy.clone(), own, written)?;
+        let started = Started { settings, descriptors, admin_tokens };
+        let (services, last) = services(started, policy, proxy.clone(), own, written)?;
         let services = Arc::new(services);
         let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
@@ -149,9 +148,9 @@ impl Daemon {
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), queue.clone()));
         }
-        if let (Some(listener), Some(token)) = (admin_listener, admin_token) {
+        if let Some(listener) = admin_listener {
             let status = StatusReport::new(listener.at().clone(), connections);
-            let admin = Admin { services: services.clone(), token, file: file.clone(), status };
+            let admin = Admin { services: services.clone(), file: file.clone(), status };
             tokio::spawn(admin.run(listener));
         }
         preparation::start(&services);
@@ -271,8 +270,15 @@ fn descriptors(settings: &Settings) -> Descriptors {
     divided
 }
 
+/// The parts that are determined before the services are made.
+struct Started {
+    settings: Settings,
+    descriptors: Descriptors,
+    admin_tokens: Vec<TokenHash>,
+}
+
 fn services(
-    (settings, descriptors): (Settings, Descriptors),
+    Started { settings, descriptors, admin_tokens }: Started,
     policy: Policy,
     listeners: Vec<ListenAt>,
     own: OwnEndpoints,
@@ -325,6 +331,7 @@ fn services(
         body_budget: Arc::default(),
         windows: Arc::default(),
         finds,
+        admin_tokens: AcceptedTokens::new(admin_tokens),
         ledger,
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
@@ -344,36 +351,4 @@ pub fn audit_location(settings: &Settings) -> LogLocation {
         rotate_bytes: settings.audit.rotate_bytes,
         refusals_per_second: settings.audit.refusals_per_second,
     }
-}
-
-/// Returns the hash of the configured token, else of `EXEAT_ADMIN_TOKEN`, else of the token in the state directory,
-/// which is created at the first start.
-fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
-    let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
-    admin_token_from(settings, |path| files::read_or_create(path, make))
-        .map_err(|error| StartError::AdminToken(error.to_string()))
-}
-
-/// Returns the hash of the admin token. `read` reads that of the state directory. The errors name the file.
-fn admin_token_from(
-    settings: &Settings,
-    read: impl FnOnce(&Path) -> io::Result<Zeroizing<Vec<u8>>>,
-) -> io::Result<TokenHash> {
-    let env = |name: &str| std::env::var(name).ok();
-    let token = match &settings.admin.token {
-        Some(source) => source::read_source(source, &env).map_err(io::Error::other)?.expose().to_vec(),
-        None => match env("EXEAT_ADMIN_TOKEN") {
-            Some(token) => token.into_bytes(),
-            None => {
-                let path = settings.state_dir.join("admin.token");
-                let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-                read(&path).map_err(named)?.trim_ascii_end().to_vec()
-            }
-        },
-    };
-    let token = Zeroizing::new(token);
-    if token.len() < TokenHash::MIN_TOKEN {
-        return Err(io::Error::other(format!("it has fewer than {} bytes", TokenHash::MIN_TOKEN)));
-    }
-    Ok(TokenHash::of(&token))
 }

@@ -10,7 +10,8 @@ use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::{admin_token_from, vault};
+use super::admin_tokens::{self, UnusableToken};
+use super::vault;
 use crate::files;
 use crate::flow::listener::ConnectionSetup;
 use crate::model::descriptors::Descriptors;
@@ -90,11 +91,11 @@ fn check_secrets(settings: &Settings, found: &mut Found) {
         found.problem("vault", error, "the path and the key with which the vault was created");
     }
     if settings.admin.listen.is_some()
-        && let Err(error) = admin_token_from(settings, files::read_private)
+        && let Err(UnusableToken { key, error }) = admin_tokens::read(&settings.admin, &settings.state_dir)
         // A start creates the token.
         && error.kind() != io::ErrorKind::NotFound
     {
-        found.problem("admin.token", error, "");
+        found.problem(&format!("admin.{key}"), error, "");
     }
 }
 

@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
-use super::{preparation, vault};
+use super::{admin_tokens, preparation, vault};
 use crate::flow::Services;
 use crate::model::secret::Secret;
 use crate::policy::compile::{self, Config, Problem};
-use crate::policy::settings::Vault;
+use crate::policy::settings::{Settings, Vault};
 use crate::policy::source::{CompileContext, SecretSource, SourceError};
 use crate::tls::crl;
 
@@ -149,10 +149,11 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
             for warning in &config.warnings {
                 tracing::warn!(line = warning.line, "{warning}");
             }
-            if config.settings != services.settings {
-                let changed = config.settings.changed_since(&services.settings).join(", ");
+            let changed = config.settings.changed_since(&services.settings).join(", ");
+            if !changed.is_empty() {
                 tracing::warn!(changed, "these settings take effect at the next start");
             }
+            renew_admin_tokens(services, &config.settings);
             config.policy.prepare_from(&services.policies.snapshot());
             let generation = services.policies.replace(config.policy);
             preparation::start(services);
@@ -166,6 +167,20 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
             }
             services.policies.note_rejected(problems.clone());
             Reloaded::Kept(problems)
+        }
+    }
+}
+
+/// Reads the admin tokens again. If they cannot be read, the old ones stay valid.
+fn renew_admin_tokens(services: &Services, new: &Settings) {
+    // Without an admin listener there are none.
+    if services.admin_tokens.is_empty() {
+        return;
+    }
+    match admin_tokens::read(&new.admin, &services.settings.state_dir) {
+        Ok(tokens) => services.admin_tokens.replace(tokens),
+        Err(unusable) => {
+            tracing::error!(key = unusable.key, error = %unusable.error, "the old admin token stays valid");
         }
     }
 }

@@ -34,6 +34,7 @@ use crate::ledger::Ledger;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Refusal};
+use crate::model::secret::AcceptedTokens;
 use crate::policy::settings::{ListenAt, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::body_budget::Budget;
@@ -59,6 +60,8 @@ pub struct Services {
     pub audit: Arc<Sink>,
     /// The number of finds of each execution, and the stopped executions.
     pub finds: Arc<Finds>,
+    /// The tokens of the admin API.
+    pub(crate) admin_tokens: AcceptedTokens,
     /// Executions and their usage.
     pub ledger: Arc<Ledger>,
     /// Counts and limits calls.

@@ -1,5 +1,6 @@
 //! Secret values: no `Debug`, no `Clone`, wiped on drop.
 
+use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -69,6 +70,34 @@ impl TokenHash {
 impl std::hash::Hash for TokenHash {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.0.hash(state);
+    }
+}
+
+/// The tokens that authenticate the same caller. There are several while a token is replaced.
+pub struct AcceptedTokens(RwLock<Vec<TokenHash>>);
+
+impl AcceptedTokens {
+    /// Accepts these tokens.
+    #[must_use]
+    pub fn new(tokens: Vec<TokenHash>) -> Self {
+        Self(RwLock::new(tokens))
+    }
+
+    /// Returns whether no token is accepted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+
+    /// Accepts these tokens from now on, and no others.
+    pub fn replace(&self, tokens: Vec<TokenHash>) {
+        *self.0.write() = tokens;
+    }
+
+    /// Returns whether the token is one of them.
+    #[must_use]
+    pub fn accept(&self, token: TokenHash) -> bool {
+        self.0.read().contains(&token)
     }
 }
 

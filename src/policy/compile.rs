@@ -18,7 +18,7 @@ use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
 use super::rule::{Integration, Mode, Network, Policy, Task};
-use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
+use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
@@ -69,12 +69,12 @@ pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, V
     settings_of("vault", text, base, state_dir).map(|settings| settings.vault)
 }
 
-/// The address of a daemon's admin listener and the source of its token.
+/// The address of a daemon's admin listener and the sources of its tokens.
 pub struct AdminAddress {
     /// The listen address. `None` if there is no admin listener.
     pub listen: Option<ListenAt>,
-    /// The token's source. `None` if the token is in the state directory.
-    pub token: Option<Source>,
+    /// The sources of the tokens. Empty if the token is in the state directory.
+    pub tokens: Vec<TokenSource>,
     /// The directory of the token that the daemon generated.
     pub state_dir: PathBuf,
 }
@@ -85,7 +85,7 @@ pub struct AdminAddress {
 /// The problems of `state_dir` and `[admin]`, or the position of a TOML syntax error.
 pub fn admin_place(text: &str, base: &Path, state_dir: &Path) -> Result<AdminAddress, Vec<Problem>> {
     let Settings { state_dir, admin, .. } = settings_of("admin", text, base, state_dir)?;
-    Ok(AdminAddress { listen: admin.listen, token: admin.token, state_dir })
+    Ok(AdminAddress { listen: admin.listen, tokens: admin.tokens, state_dir })
 }
 
 /// Returns settings of which only one section and `state_dir` are valid.
@@ -139,14 +139,14 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
     credentials.sort_by(|a, b| a.name.cmp(&b.name));
     let mut tokens = HashMap::new();
     for task in &tasks {
-        if let Some(token) = task.token.as_ref().map(|token| token.hash())
-            && let Some(other) = tokens.insert(token, task.name.clone())
-        {
-            findings.problem(
-                format!("tasks.{}.token", task.name),
-                format!("the token is the same as that of tasks.{other}"),
-                "a different token",
-            );
+        for token in &task.tokens {
+            if let Some(other) = tokens.insert(token.hash(), task.name.clone()) {
+                findings.problem(
+                    format!("tasks.{}.{}", task.name, token.key()),
+                    format!("the token is the same as that of tasks.{other}"),
+                    "a different token",
+                );
+            }
         }
     }
     warn_of_wide_networks("network.allow_cidrs", &file.allow_cidrs, findings);
@@ -241,18 +241,16 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
             );
         }
     }
-    if let Some(source) = &settings.admin.token {
+    for TokenSource { key, source } in &settings.admin.tokens {
+        let at = format!("admin.{key}");
         match read_source(source, context.env).map(|token| (token.expose().len(), TokenHash::of(token.expose()))) {
-            Err(why) => findings.unavailable(context, "admin.token", why.to_string(), "a source that holds the token"),
+            Err(why) => findings.unavailable(context, at, why.to_string(), "a source that holds the token"),
             Ok((length, _)) if length < TokenHash::MIN_TOKEN => {
-                findings.problem(
-                    "admin.token",
-                    "the token is too short",
-                    format!("{} random bytes or more", TokenHash::MIN_TOKEN),
-                );
+                let expected = format!("{} random bytes or more", TokenHash::MIN_TOKEN);
+                findings.problem(at, "the token is too short", expected);
             }
             Ok((_, hash)) if policy.tokens.contains_key(&hash) => {
-                findings.problem("admin.token", "the token is also the token of a task", "a different token");
+                findings.problem(at, "the token is also the token of a task", "a different token");
             }
             Ok(_) => {}
         }
@@ -437,8 +435,7 @@ impl References<'_> {
 /// Returns the values of all credentials and tokens, which the log may not contain.
 fn log_values(credentials: &[Arc<Credential>], tasks: &[Arc<Task>]) -> LogValues {
     let credentials = credentials.iter().map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
-    let tokens =
-        tasks.iter().filter_map(|task| task.token.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
+    let tokens = tasks.iter().flat_map(|task| task.tokens.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
     LogValues::new(credentials.chain(tokens))
 }
 
@@ -465,11 +462,14 @@ fn task(
             Plan::default()
         }),
     };
-    let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), context, findings));
-    let token = token.map(|value| Arc::new(TaskToken::new(value)));
+    let read = |TokenSource { key, source }: &TokenSource| {
+        let value = token(source, &at(key), context, findings)?;
+        Some(Arc::new(TaskToken::new(key.clone(), value)))
+    };
+    let tokens = raw.tokens.iter().filter_map(read).collect();
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    if raw.token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
+    if raw.tokens.is_empty() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
         findings.warning(at("token"), "no token: only executions started by `exeat execution start` can use this task");
     }
     if !is_plain(&raw.workspace) {
@@ -485,7 +485,7 @@ fn task(
     }
     Task {
         name: TaskName::new(name),
-        token,
+        tokens,
         integrations: found,
         denied: raw.denied_domains,
         observe: raw.observe,
@@ -623,6 +623,11 @@ pub(super) mod tests {
             ("[admin]\ntoken = \"env:UNSET\"", "admin.token", "source"),
             ("[admin]\ntoken = \"env:SHORT\"", "admin.token", "24"),
             ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "different token"),
+            ("[admin]\ntokens = [\"env:X\", \"env:SHORT\"]", "admin.tokens[1]", "24"),
+            ("[admin]\ntokens = []", "admin.tokens", "1 to 4"),
+            ("[admin]\ntokens = [\"env:A\", \"env:B\", \"env:C\", \"env:D\", \"env:E\"]", "admin.tokens", "1 to 4"),
+            ("[admin]\ntoken = \"env:A\"\ntokens = [\"env:B\"]", "admin.tokens", "either"),
+            ("[admin]\ntokens = \"env:A\"", "admin.tokens", "["),
             ("[upstream]\nextra_roots = [\"missing.pem\"]", "upstream.extra_roots[0]", "PEM"),
             ("[upstream]\ncrls = [\"missing.crl\"]", "upstream.crls[0]", "CRL"),
             ("[upstream]\ncrls = \"revoked.crl\"", "upstream.crls", "["),
@@ -698,6 +703,13 @@ pub(super) mod tests {
             ("[tasks.t]\nintegrations = [\"nope\"]", "tasks.t.integrations[0]", "[integrations.nope]"),
             ("[tasks.t]\ntoken = \"s3cret\"", "tasks.t.token", "env:NAME"),
             ("[tasks.t]\ntoken = \"env:SHORT\"", "tasks.t.token", "24"),
+            ("[tasks.t]\ntokens = [\"env:X\", \"env:UNSET\"]", "tasks.t.tokens[1]", "source"),
+            ("[tasks.t]\ntokens = [\"env:X\", \"env:X\"]", "tasks.t.tokens[1]", "different token"),
+            (
+                "[tasks.a]\ntoken = \"env:X\"\n[tasks.b]\ntokens = [\"env:Y\", \"env:X\"]",
+                "tasks.b.tokens[1]",
+                "different token",
+            ),
             ("[tasks.t]\ntoken = \"env:BLANK\"", "tasks.t.token", "source"),
             ("[tasks.t]\ntoken = \"env:UNSET\"", "tasks.t.token", "source"),
             ("[tasks.t]\ntoken = \"file:/nonexistent/token\"", "tasks.t.token", "source"),

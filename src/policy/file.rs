@@ -20,11 +20,14 @@ use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, Proxy, ProxyTls, Roots, Settings,
-    Source, Upstream, Vault,
+    Source, TokenSource, Upstream, Vault,
 };
 use crate::leak::families::Family;
 use crate::model::name::TaskName;
 use crate::model::tool::Tool;
+
+/// The maximum number of tokens of a task and of the admin API.
+const MAX_TOKENS: usize = 4;
 
 /// The whole file.
 pub(super) struct File {
@@ -58,7 +61,8 @@ pub(super) struct RawIntegration {
 /// `[tasks.NAME]`.
 pub(super) struct RawTask {
     pub(super) workspace: String,
-    pub(super) token: Option<Source>,
+    /// The sources of the static tokens, of which each is accepted.
+    pub(super) tokens: Vec<TokenSource>,
     pub(super) integrations: Vec<String>,
     pub(super) credentials: Vec<String>,
     pub(super) tools: Vec<Tool>,
@@ -81,7 +85,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let mut root = Section::root(table, findings);
     let dir = root.take::<PathBuf>("state_dir").map_or_else(|| default_state_dir.to_owned(), |dir| base.join(dir));
     let proxy = proxy(root.section("proxy"), base, findings);
-    let admin = admin(root.section("admin"), base);
+    let admin = admin(root.section("admin"), base, findings);
     let interception = interception(root.section("interception"), &dir);
     let upstream = upstream(root.section("upstream"), base);
     let (dns, hosts) = dns(root.section("dns"), findings);
@@ -99,7 +103,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         .into_iter()
         .map(|(name, section)| (name, credential_file::read(section, base)))
         .collect();
-    let tasks = root.tables("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
+    let tasks = root.tables("tasks").into_iter().map(|(name, section)| (name, task(section, base, findings))).collect();
     Some(File {
         settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit, ledger },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
@@ -167,14 +171,33 @@ fn proxy_tls(mut s: Section<'_>, base: &Path, findings: &Findings) -> Option<Pro
     Some(ProxyTls { cert: cert?, key: key?, client_ca, crl })
 }
 
-fn admin(mut s: Section<'_>, base: &Path) -> Admin {
+fn admin(mut s: Section<'_>, base: &Path, findings: &Findings) -> Admin {
     let default = ListenAt::Tcp(SocketAddr::from(([127, 0, 0, 1], 3129)));
     let listen = if s.has("listen") { s.take("listen") } else { Some(default) };
     Admin {
         listen: listen.map(|at: ListenAt| at.relative_to(base)),
         uids: s.take("uids").unwrap_or_default(),
-        token: s.take::<Source>("token").map(|source| source.relative_to(base)),
+        tokens: tokens(&mut s, base, findings),
     }
+}
+
+/// Reads `token`, or `tokens` with the new and the old one while a token is replaced.
+fn tokens(s: &mut Section<'_>, base: &Path, findings: &Findings) -> Vec<TokenSource> {
+    if s.has("token") && s.has("tokens") {
+        findings.problem(s.at("tokens"), "token and tokens are both given", "either of them");
+    }
+    let single = s.take::<Source>("token").map(|source| ("token".to_owned(), source));
+    let is_list = s.has("tokens");
+    let listed = s.take::<Vec<Source>>("tokens").unwrap_or_default();
+    if is_list && !(1..=MAX_TOKENS).contains(&listed.len()) && !findings.has(&s.at("tokens")) {
+        findings.problem(s.at("tokens"), format!("{} tokens", listed.len()), format!("1 to {MAX_TOKENS} sources"));
+    }
+    let listed = listed.into_iter().enumerate().map(|(index, source)| (format!("tokens[{index}]"), source));
+    single
+        .into_iter()
+        .chain(listed)
+        .map(|(key, source)| TokenSource { key, source: source.relative_to(base) })
+        .collect()
 }
 
 fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
@@ -292,10 +315,10 @@ fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
     }
 }
 
-fn task(mut s: Section<'_>, base: &Path) -> RawTask {
+fn task(mut s: Section<'_>, base: &Path, findings: &Findings) -> RawTask {
     RawTask {
         workspace: s.take("workspace").unwrap_or_else(|| "default".to_owned()),
-        token: s.take::<Source>("token").map(|source| source.relative_to(base)),
+        tokens: tokens(&mut s, base, findings),
         integrations: s.take("integrations").unwrap_or_default(),
         credentials: s.take("credentials").unwrap_or_default(),
         tools: s.take("tools").unwrap_or_default(),

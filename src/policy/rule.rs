@@ -60,7 +60,8 @@ pub(super) struct Network {
 /// The permissions of a sandbox.
 pub struct Task {
     pub(super) name: TaskName,
-    pub(super) token: Option<Arc<TaskToken>>,
+    /// The static tokens, of which each is accepted.
+    pub(super) tokens: Vec<Arc<TaskToken>>,
     pub(super) integrations: Vec<Arc<Integration>>,
     /// The hosts that the task may not reach, whatever its integrations allow.
     pub(super) denied: Vec<HostPattern>,
@@ -204,14 +205,15 @@ impl Policy {
                 Some(Problem::new(path, format!("the value is weak: {why}; {WEAK}"), ""))
             }
         };
-        let token = move |task: &Arc<Task>| match task.token.as_ref()?.strength() {
+        let token = move |(task, token): (&Arc<Task>, &Arc<TaskToken>)| match token.strength() {
             Strength::Strong(_) => None,
             Strength::Weak(why) => {
                 let problem = format!("the token is weak: {why}; requests are not scanned for it");
-                Some(Problem::new(format!("tasks.{}.token", task.name), problem, ""))
+                Some(Problem::new(format!("tasks.{}.{}", task.name, token.key()), problem, ""))
             }
         };
-        self.credentials.iter().map(credential).chain(self.tasks.values().map(token))
+        let tokens = self.tasks.values().flat_map(|task| task.tokens.iter().map(move |token| (task, token)));
+        self.credentials.iter().map(credential).chain(tokens.map(token))
     }
 
     /// Takes over what has been built for an older policy, and builds anew what was in use there and has changed. So
@@ -229,8 +231,8 @@ impl Policy {
         }
         for task in self.tasks.values() {
             let Some(old) = old.tasks.get(&task.name) else { continue };
-            if let (Some(token), Some(old)) = (&task.token, &old.token) {
-                token.reuse_strength(old);
+            for token in &task.tokens {
+                old.tokens.iter().for_each(|old| token.reuse_strength(old));
             }
             if old.is_prepared() {
                 task.prepare_from(old);
@@ -264,10 +266,10 @@ impl Task {
         &self.name
     }
 
-    /// Returns true if this is the task's static token, compared in constant time.
+    /// Returns true if this is a static token of the task, compared in constant time.
     #[must_use]
     pub fn has_token(&self, token: TokenHash) -> bool {
-        self.token.as_ref().is_some_and(|own| own.hash() == token)
+        self.tokens.iter().any(|own| own.hash() == token)
     }
 
     /// Returns the limits for requests of one kind.
@@ -332,15 +334,16 @@ impl Task {
     }
 
     /// Returns the matcher for the values that must not leave in a request: the strong values of the task's
-    /// credentials, and its token. Building it at the first use takes about a millisecond for each credential; see
+    /// credentials, and its tokens. Building it at the first use takes about a millisecond for each credential; see
     /// [`Self::is_prepared`].
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
         self.values.get_or_init(|| {
-            let token = self.token.as_ref().and_then(|token| token.search_value());
-            let matcher = match token {
-                Some(token) => Matcher::new(strong_values(self.credentials.iter()).chain([token])),
-                None => self.own().with_families(&self.families),
+            let tokens: Vec<_> = self.tokens.iter().filter_map(|token| token.search_value()).collect();
+            let matcher = if tokens.is_empty() {
+                self.own().with_families(&self.families)
+            } else {
+                Matcher::new(strong_values(self.credentials.iter()).chain(tokens))
             };
             Arc::new(matcher.with_families(&self.families))
         })
@@ -367,8 +370,8 @@ impl Task {
 
     fn prepare_from(&self, old: &Self) {
         self.credentials.reuse_matcher(&old.credentials);
-        let token = |task: &Self| task.token.as_ref().map(|token| token.hash());
-        if token(self) == token(old)
+        let tokens = |task: &Self| task.tokens.iter().map(|token| token.hash()).collect::<HashSet<_>>();
+        if tokens(self) == tokens(old)
             && *self.families == *old.families
             && self.credentials.has_values_of(&old.credentials)
         {

@@ -39,7 +39,11 @@ impl Settings {
         let sections = [
             ("state_dir", *state_dir != old.state_dir),
             ("[proxy]", *proxy != old.proxy),
-            ("[admin]", *admin != old.admin),
+            // A reload reads the tokens again.
+            (
+                "[admin]",
+                Admin { tokens: Vec::new(), ..admin.clone() } != Admin { tokens: Vec::new(), ..old.admin.clone() },
+            ),
             ("[interception]", *interception != old.interception),
             ("[upstream]", *upstream != old.upstream),
             ("[dns]", *dns != old.dns),
@@ -128,8 +132,18 @@ pub struct Admin {
     pub listen: Option<ListenAt>,
     /// The user ids that may use the Unix socket without a token, in addition to the daemon's own.
     pub uids: Vec<u32>,
-    /// The token's source. `None` for the token in the state directory, which is generated at the first start.
-    pub token: Option<Source>,
+    /// The sources of the tokens, of which each is accepted. Empty for the token in the state directory, which is generated
+    /// at the first start. A change takes effect at a reload.
+    pub tokens: Vec<TokenSource>,
+}
+
+/// The source of a token, one of several while a token is replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSource {
+    /// The key in its section: `token` or `tokens[0]`.
+    pub key: String,
+    /// The source.
+    pub source: Source,
 }
 
 /// `[interception]`: the CA that clients inside the sandbox trust.

@@ -1,4 +1,4 @@
-//! The static token of a task.
+//! The static tokens of a task.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,6 +8,8 @@ use crate::model::secret::{Secret, TokenHash};
 
 /// A static token. Its hash authenticates the task; its value must not leave in a request.
 pub(super) struct TaskToken {
+    /// The key in the task's section: `token` or `tokens[0]`.
+    key: String,
     value: Secret,
     hash: TokenHash,
     /// Estimated at its first use, because the estimate is slow.
@@ -15,8 +17,12 @@ pub(super) struct TaskToken {
 }
 
 impl TaskToken {
-    pub(super) fn new(value: Secret) -> Self {
-        Self { hash: TokenHash::of(value.expose()), value, strength: OnceLock::new() }
+    pub(super) fn new(key: String, value: Secret) -> Self {
+        Self { key, hash: TokenHash::of(value.expose()), value, strength: OnceLock::new() }
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
     }
 
     pub(super) fn hash(&self) -> TokenHash {
@@ -57,7 +63,7 @@ mod tests {
 
     #[test]
     fn an_equal_token_takes_over_the_strength() {
-        let token = |text: &str| TaskToken::new(Secret::new(text.as_bytes().to_vec()));
+        let token = |text: &str| TaskToken::new("token".to_owned(), Secret::new(text.as_bytes().to_vec()));
         let old = token("a-token-of-24-bytes-or-more");
         let (same, other) = (token("a-token-of-24-bytes-or-more"), token("another-token-of-24-bytes"));
         same.reuse_strength(&old);

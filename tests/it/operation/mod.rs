@@ -10,6 +10,7 @@ mod offline;
 pub mod operator;
 pub mod packaging;
 pub mod reload;
+mod rotation;
 pub mod run;
 mod run_flags;
 pub mod service;
