@@ -26,7 +26,6 @@ pub(super) struct Brotli {
     ended: bool,
     room: WindowMemory,
     has_started: bool,
-    decoded: u64,
 }
 
 impl Brotli {
@@ -38,12 +37,19 @@ impl Brotli {
             ended: false,
             room: WindowMemory::new(pool),
             has_started: false,
-            decoded: 0,
         }
     }
 
     pub(super) fn is_whole(&self) -> bool {
         self.ended
+    }
+
+    /// Returns the number of bytes that have been written to the window. One call writes up to the whole window, of which
+    /// only the first part has been returned then.
+    fn decoded(&self) -> u64 {
+        let size = u64::try_from(self.state.ringbuffer_size).unwrap_or_default();
+        let position = u64::try_from(self.state.pos).unwrap_or_default();
+        self.state.rb_roundtrips.saturating_mul(size).saturating_add(position)
     }
 
     pub(super) fn decode(
@@ -74,8 +80,7 @@ impl Brotli {
         );
         *coded = coded.get(taken..).unwrap_or_default();
         out.extend_from_slice(scratch.get(..given).unwrap_or_default());
-        self.decoded = self.decoded.saturating_add(given as u64);
-        self.room.reserve(self.decoded)?;
+        self.room.reserve(self.decoded())?;
         match result {
             // The crate also returns this while it holds more output than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),

@@ -417,6 +417,27 @@ fn windows_share_a_memory_limit() {
     assert_eq!(decode(&[Coding::Brotli], [&brotli_encode(b"text", 24, false)[..]]).unwrap(), b"text");
 }
 
+/// A window is charged when it is filled, before its content is returned.
+#[test]
+fn brotli_windows_are_charged_when_they_are_filled() {
+    let coded = brotli_encode(&vec![b'x'; 40_000_000], 24, false);
+    let pool = Arc::<WindowPool>::default().share();
+    // Decodes up to the first output.
+    let begin = || {
+        let mut decoder = Decoder::new(&[Coding::Brotli], FREE, &pool).unwrap();
+        let (mut out, mut rest) = (Vec::new(), coded.as_slice());
+        while out.is_empty() {
+            decoder.decode(&mut rest, &mut out)?;
+        }
+        assert!(out.len() <= STEP);
+        Ok(decoder)
+    };
+    let mut decoders: Vec<_> = (0..4).map(|_| begin().unwrap()).collect();
+    assert_eq!(begin().err(), Some(DecodeError::NoMemory), "the share has 64 MiB");
+    decoders.pop();
+    assert!(begin().is_ok());
+}
+
 #[test]
 fn brotli_refuses_large_windows() {
     let text = lines(3000);
