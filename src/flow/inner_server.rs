@@ -25,6 +25,7 @@ use super::http1_server;
 use super::open_answers::OpenAnswers;
 use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
+use super::write_state::WatchedWrites;
 use crate::audit::record::Record;
 use crate::fair_queue::FairExecutor;
 use crate::model::limited::ReachedLimit;
@@ -144,16 +145,20 @@ impl InnerServer {
         let inner = &Arc::new(self);
         let answers = &Arc::new(OpenAnswers::default());
         let service = service_fn(|request| {
-            let (inner, open) = (inner.clone(), answers.begin());
+            let (inner, answers, open) = (inner.clone(), answers.clone(), answers.begin());
             async move {
                 // hyper keeps the memory of this future until the stream ends, so the large one is apart.
-                let answer = Box::pin(inner.answer(request, None)).await;
-                Ok::<_, Infallible>(respond::tracked(answer, open))
+                let answer = Box::pin(async {
+                    let answer = respond::tracked(inner.answer(request, None).await, open);
+                    answers.writes().unblocked().await;
+                    answer
+                });
+                Ok::<_, Infallible>(answer.await)
             }
         });
         // The reservation is held until the connection ends.
         let window = inner.reserve_window();
-        let io = TokioIo::new(MarkTrailers::requests(io));
+        let io = TokioIo::new(WatchedWrites::new(MarkTrailers::requests(io), answers.writes().clone()));
         let connection = h2(&inner.client, window.is_some()).serve_connection(io, service);
         tokio::pin!(connection);
         let ended = tokio::select! {

@@ -20,6 +20,7 @@ mod server_names;
 pub(crate) mod tunnel;
 pub mod webhooks;
 pub(crate) mod websocket;
+mod write_state;
 
 use std::sync::Arc;
 

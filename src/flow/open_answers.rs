@@ -6,6 +6,7 @@
 //! stream cannot be reset from outside. So a connection on which an answer is overdue is closed.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -14,10 +15,14 @@ use bytes::{Buf, Bytes};
 use http::HeaderValue;
 use parking_lot::Mutex;
 
+use super::write_state::WriteState;
 use crate::stages::limit::{ExchangeState, UnsentExchange};
 
 /// The time in which the HTTP server drops the body of an exchange that has been ended, if it asks for more data.
 const RESET_GRACE: Duration = Duration::from_secs(1);
+
+/// Completes once a connection has taken all that was written to it.
+pub(super) type BlockedWrites = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The requests that have not been answered, or whose answers have not been sent.
 #[derive(Default)]
@@ -30,6 +35,7 @@ pub(super) struct OpenAnswers {
     complete: AtomicUsize,
     /// The answers that are being sent, without most of those that have been.
     sending: Mutex<VecDeque<Weak<OpenAnswer>>>,
+    writes: Arc<WriteState>,
 }
 
 /// Held until a request has been answered and its answer has been sent or dropped.
@@ -53,6 +59,11 @@ impl OpenAnswers {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
         Arc::new(OpenAnswer { connection: self.clone(), exchange: Mutex::new(None), complete: Mutex::new(None) })
+    }
+
+    /// Returns the state of the connection's writes.
+    pub(super) fn writes(&self) -> &Arc<WriteState> {
+        &self.writes
     }
 
     /// Returns the number of requests so far.
@@ -105,6 +116,15 @@ impl OpenAnswer {
             Some(complete) => ended.is_some() || complete.since.elapsed() >= limit,
             None => ended >= Some(RESET_GRACE),
         }
+    }
+
+    /// Returns a future that completes once the connection has taken all that was written to it, unless it has already.
+    pub(super) fn blocked(&self) -> Option<BlockedWrites> {
+        let writes = &self.connection.writes;
+        writes.is_blocked().then(|| {
+            let writes = writes.clone();
+            Box::pin(async move { writes.unblocked().await }) as BlockedWrites
+        })
     }
 
     /// Notes that data has been sent.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
-use super::open_answers::{AnswerData, OpenAnswer, hold_until_encoded};
+use super::open_answers::{AnswerData, BlockedWrites, OpenAnswer, hold_until_encoded};
 use super::self_api::SelfReply;
 use crate::audit::record::Record;
 use crate::model::failure::FailureReason;
@@ -42,6 +42,13 @@ pub struct AnswerBody {
     source: BodySource,
     /// Open until the response has been sent or dropped, over HTTP/2.
     open: Option<Arc<OpenAnswer>>,
+    /// Trailers that wait until the connection takes them.
+    held: Option<HeldTrailers>,
+}
+
+struct HeldTrailers {
+    trailers: HeaderMap,
+    blocked: BlockedWrites,
 }
 
 enum BodySource {
@@ -53,7 +60,7 @@ enum BodySource {
 
 impl AnswerBody {
     fn local(text: impl Into<Bytes>) -> Self {
-        Self { source: BodySource::Local(Full::new(text.into())), open: None }
+        Self { source: BodySource::Local(Full::new(text.into())), open: None, held: None }
     }
 }
 
@@ -163,8 +170,11 @@ struct RefusalDetails<'a> {
 /// Returns an origin's response. Its body holds the record.
 pub(super) fn origin(services: &Services, checked: CheckedResponse, record: Record) -> Response<AnswerBody> {
     let fields = OwnFields::of(services, &record);
-    let mut response = limit::response(checked, record)
-        .map(|body| AnswerBody { source: BodySource::Origin(Box::new(body)), open: None });
+    let mut response = limit::response(checked, record).map(|body| AnswerBody {
+        source: BodySource::Origin(Box::new(body)),
+        open: None,
+        held: None,
+    });
     fields.insert_into(response.headers_mut());
     response
 }
@@ -421,6 +431,12 @@ impl Body for AnswerBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<AnswerData>, BodyError>>> {
         let this = self.get_mut();
+        if let Some(held) = &mut this.held {
+            ready!(held.blocked.as_mut().poll(cx));
+        }
+        if let Some(held) = this.held.take() {
+            return Poll::Ready(Some(Ok(Frame::trailers(held.trailers))));
+        }
         let polled = match &mut this.source {
             BodySource::Origin(body) => {
                 let polled = Pin::new(body.as_mut()).poll_frame(cx);
@@ -432,22 +448,25 @@ impl Body for AnswerBody {
             }
             BodySource::Local(local) => Pin::new(local).poll_frame(cx).map_err(|never: Infallible| match never {}),
         };
-        polled.map_ok(|frame| {
+        let frame = polled.map_ok(|frame| {
             // The server drops this body some time after the last frame, when the client may already have that.
             let open = if this.is_end_stream() { this.open.take() } else { this.open.clone() };
             let mut frame = frame.map_data(|bytes| AnswerData::new(bytes, open.clone()));
             if let (Some(trailers), Some(open)) = (frame.trailers_mut(), &open) {
                 hold_head(trailers, open);
+                this.held = open.blocked().map(|blocked| HeldTrailers { trailers: std::mem::take(trailers), blocked });
             }
             frame
-        })
+        });
+        if this.held.is_some() { Pin::new(this).poll_frame(cx) } else { frame }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            BodySource::Origin(body) => body.is_end_stream(),
-            BodySource::Local(local) => local.is_end_stream(),
-        }
+        self.held.is_none()
+            && match &self.source {
+                BodySource::Origin(body) => body.is_end_stream(),
+                BodySource::Local(local) => local.is_end_stream(),
+            }
     }
 
     fn size_hint(&self) -> SizeHint {
