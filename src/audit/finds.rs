@@ -237,11 +237,18 @@ impl Finds {
         count.unwrap_or(if found.len() < MAX_EXECUTIONS { 0 } else { u32::MAX })
     }
 
-    /// As [`Self::check`], where pending parts count too.
+    /// As [`Self::check`], where pending parts count too. If they reach the limit with the finds, they become finds: the
+    /// sandbox has seen their masks, and sees that this response is aborted, so that no other may confirm a guess.
     fn check_with_pending(&self, execution: &ExecutionId) -> Verdict<()> {
         let pending = self.pending.lock().get(execution).copied().unwrap_or_default();
-        let count = self.count(execution).saturating_add(pending);
-        if count >= (self.max_finds)() { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
+        let missing = (self.max_finds)().saturating_sub(self.count(execution));
+        if missing > pending {
+            return Ok(());
+        }
+        for _ in 0..missing {
+            self.note(execution);
+        }
+        Err(Deny::ExecutionStopped.into())
     }
 
     /// Adds a pending part, unless the finds and the pending parts would reach the limit.
@@ -343,16 +350,13 @@ mod tests {
         let mut held: Vec<_> = (0..2).map(|_| open()).collect();
         assert!(held.iter_mut().all(|reporter| reporter.reached(pending(1)).is_ok()));
         let stopped = Err(Deny::ExecutionStopped.into());
-        // Each further one is a find, and its bytes are not sent.
-        for n in 1..=3 {
-            let mut reporter = open();
-            assert_eq!(reporter.reached(pending(1)), stopped);
-            assert_eq!(finds.count(&execution("a")), n);
-            // At the end of the response, it is not counted again.
-            let _ = reporter.reached(FindCount { certain: 1, pending: 0 });
-            assert_eq!(finds.count(&execution("a")), n);
-        }
-        assert_eq!(finds.check(&execution("a")), stopped);
+        // A further one reaches the limit with them. Its bytes are not sent, and no other exchange begins.
+        let mut reporter = open();
+        assert_eq!(reporter.reached(pending(1)), stopped);
+        assert_eq!((finds.count(&execution("a")), finds.check(&execution("a"))), (3, stopped));
+        // At the end of the response, it is not counted again.
+        let _ = reporter.reached(FindCount { certain: 1, pending: 0 });
+        assert_eq!(finds.count(&execution("a")), 3);
         drop(held);
         assert!(finds.pending.lock().is_empty());
     }
