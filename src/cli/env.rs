@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use clap::{Args, ValueEnum};
+
 use super::terminal::{print, quoted, say};
-use super::{Exit, Shell, ca, paths};
+use super::{Exit, ca, paths};
 use crate::files;
+use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::rule::Task;
 use crate::policy::settings::ListenAt;
@@ -52,7 +56,47 @@ const BUNDLE_VARIABLES: [&str; 14] = [
 /// The variables that add to a client's roots. They are set to the CA certificate.
 const EXTRA_CA_VARIABLES: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
 
-pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell, with_credentials: bool) -> Exit {
+/// Flags of `exeat env`.
+#[derive(Args)]
+pub(super) struct EnvArgs {
+    /// The task whose token is used
+    #[arg(long, value_name = "TASK")]
+    task: String,
+    /// The output syntax
+    #[arg(long, value_enum, default_value_t = Format::Sh, alias = "shell")]
+    format: Format,
+    /// The name or address by which clients reach the proxy, with :PORT if it is another one [default: the listener's]
+    #[arg(long, value_name = "HOST")]
+    host: Option<String>,
+    /// The directory in which clients find ca.pem and ca-bundle.pem [default: where they are on this machine]
+    #[arg(long, value_name = "DIR")]
+    ca_dir: Option<PathBuf>,
+    /// Do not print the placeholders of the task's credentials
+    #[arg(long)]
+    no_credentials: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For `eval` in a POSIX shell
+    Sh,
+    /// For `eval` in fish
+    Fish,
+    /// An object
+    Json,
+    /// For `docker run --env-file`
+    EnvFile,
+    /// ENV instructions
+    Dockerfile,
+    /// The `env` of a container in Kubernetes
+    K8s,
+}
+
+/// The name of the variable with the token in a container's `env`, in which the others refer to it.
+const TOKEN_VARIABLE: &str = "EXEAT_TOKEN";
+
+pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
+    let task = args.task.as_str();
     let loaded = match paths::load_or_report(config) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
@@ -74,6 +118,19 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell, with_credenti
         say("exeat: proxy.listen has no TCP address with a fixed port");
         return Exit::Failed;
     };
+    let Some(reached_at) = reached_at(listen, args.host.as_deref()) else {
+        say(format_args!(
+            "exeat: --host: {:?} is not a host, or a host and a port",
+            args.host.as_deref().unwrap_or("")
+        ));
+        return Exit::Usage;
+    };
+    if listen.ip().is_unspecified() && args.host.is_none() {
+        say(format_args!(
+            "exeat: {listen} is no address to connect to, so this is for clients on this machine; \
+             name the proxy with --host for others"
+        ));
+    }
     let written = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())
         .map_err(io::Error::other)
         .and_then(|authority| write_bundle(&settings.state_dir, authority.ca_pem()));
@@ -85,15 +142,50 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell, with_credenti
         }
     };
     let scheme = if settings.proxy.tls.is_some() { "https" } else { "http" };
-    let url = format!("{scheme}://{task}:{token}@{listen}");
-    let fixed = variables(&url, &settings.interception.ca_cert, &bundle).into_iter();
+    let (ca, bundle) = match &args.ca_dir {
+        Some(dir) => (dir.join("ca.pem"), dir.join(BUNDLE_FILE)),
+        None => (settings.interception.ca_cert.clone(), bundle),
+    };
+    let shown_token = if args.format == Format::K8s { format!("$({TOKEN_VARIABLE})") } else { token.clone() };
+    let url = format!("{scheme}://{task}:{shown_token}@{reached_at}");
+    let fixed = variables(&url, &ca, &bundle).into_iter();
     let mut variables: Vec<(String, String)> = fixed.map(|(name, value)| (name.to_owned(), value)).collect();
-    if let Some(task) = loaded.policy.task(&TaskName::new(task)).filter(|_| with_credentials) {
+    if let Some(task) = loaded.policy.task(&TaskName::new(task)).filter(|_| !args.no_credentials) {
         let new = placeholders(task).filter(|(name, _)| variables.iter().all(|(known, _)| known != name));
         variables.extend(new.collect::<Vec<_>>());
     }
-    print(format_for(&variables, shell));
+    if args.format == Format::Dockerfile {
+        say("exeat: the token becomes a part of the image; `docker run --env-file` keeps it out");
+    }
+    let has_lines = variables.iter().any(|(_, value)| value.contains(char::is_control));
+    if has_lines && !matches!(args.format, Format::Sh | Format::Fish | Format::Json) {
+        say("exeat: a path has control characters, which this format cannot have");
+        return Exit::Failed;
+    }
+    print(format_for(&variables, args.format, &token));
     Exit::Done
+}
+
+/// Returns the host and port by which clients reach the listener, or `None` if `host` is neither a host nor one with a port.
+fn reached_at(listen: SocketAddr, host: Option<&str>) -> Option<String> {
+    let Some(host) = host else {
+        let ip = match listen.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        return Some(SocketAddr::new(ip, listen.port()).to_string());
+    };
+    // The colons of an IPv6 address without brackets are no port.
+    let is_bare_v6 = host.parse::<Ipv6Addr>().is_ok();
+    let (name, port) =
+        match host.rsplit_once(':').filter(|(name, _)| !is_bare_v6 && !host.ends_with(']') && !name.is_empty()) {
+            Some((name, port)) => (name, port.parse().ok().filter(|port: &u16| *port != 0)?),
+            None => (host, listen.port()),
+        };
+    let name = if is_bare_v6 { format!("[{name}]") } else { name.to_owned() };
+    Host::parse(&name).ok()?;
+    Some(format!("{name}:{port}"))
 }
 
 /// Returns the placeholders of the task's credentials whose names can be names of variables.
@@ -116,10 +208,13 @@ pub(super) fn variables(proxy_url: &str, ca: &Path, bundle: &Path) -> Vec<(&'sta
     proxy.chain(roots).chain(extra).chain([("NODE_USE_ENV_PROXY", "1".to_owned())]).collect()
 }
 
+/// The file with the interception CA and the system's roots.
+const BUNDLE_FILE: &str = "ca-bundle.pem";
+
 /// Writes the interception CA and the system's roots to a file in the state directory. Replaces an existing file.
 pub(super) fn write_bundle(dir: &Path, ca_pem: &str) -> io::Result<PathBuf> {
     files::private_dir(dir)?;
-    let path = dir.join("ca-bundle.pem");
+    let path = dir.join(BUNDLE_FILE);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -154,18 +249,42 @@ fn percent_encode(text: &str) -> String {
     })
 }
 
-fn format_for(variables: &[(String, String)], shell: Shell) -> String {
-    match shell {
-        Shell::Sh => {
+fn format_for(variables: &[(String, String)], format: Format, token: &str) -> String {
+    let with_emptied = || {
+        let emptied = NO_PROXY_VARIABLES.iter().map(|name| (*name, ""));
+        variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).chain(emptied)
+    };
+    match format {
+        Format::EnvFile => with_emptied().map(|(name, value)| format!("{name}={value}\n")).collect(),
+        Format::Dockerfile => {
+            let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('$', "\\$");
+            with_emptied().map(|(name, value)| format!("ENV {name}=\"{}\"\n", escaped(value))).collect()
+        }
+        Format::K8s => {
+            // A JSON string is one in YAML.
+            let entry =
+                |name: &str, value: &str| format!("  - name: {name}\n    value: {}\n", serde_json::Value::from(value));
+            let token = format!(
+                "  # Or a key of a secret: valueFrom: {{secretKeyRef: {{name: …, key: …}}}}\n{}",
+                entry(TOKEN_VARIABLE, token)
+            );
+            let others = with_emptied().map(|(name, value)| {
+                // `$(NAME)` refers to an earlier entry, and `$$(` is `$(`.
+                let reference = format!("$({TOKEN_VARIABLE})");
+                entry(name, &value.replace("$(", "$$(").replace(&format!("${reference}"), &reference))
+            });
+            ["env:\n".to_owned(), token].into_iter().chain(others).collect()
+        }
+        Format::Sh => {
             let sets = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
             sets.chain([format!("unset {}\n", NO_PROXY_VARIABLES.join(" "))]).collect()
         }
-        Shell::Fish => {
+        Format::Fish => {
             let fish = |value: &str| format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"));
             let sets = variables.iter().map(|(name, value)| format!("set -gx {name} {}\n", fish(value)));
             sets.chain([format!("set -e {}\n", NO_PROXY_VARIABLES.join(" "))]).collect()
         }
-        Shell::Json => {
+        Format::Json => {
             let mut object: serde_json::Map<_, _> =
                 variables.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
             object.extend(NO_PROXY_VARIABLES.map(|name| (name.to_owned(), "".into())));
@@ -202,9 +321,53 @@ mod tests {
     #[test]
     fn values_survive_the_shell() {
         let nasty = [("X".to_owned(), "it's $HOME `id` \\".to_owned())];
-        let script = format!("{}printf %s \"$X\"", format_for(&nasty, Shell::Sh));
+        let script = format!("{}printf %s \"$X\"", format_for(&nasty, Format::Sh, ""));
         let out = std::process::Command::new("sh").arg("-c").arg(script).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&out.stdout), nasty[0].1);
+    }
+
+    #[test]
+    fn containers_get_the_values_as_they_are() {
+        let nasty = [
+            ("X".to_owned(), "a \"b\" $HOME $(id) \\".to_owned()),
+            ("P".to_owned(), "http://t:$(EXEAT_TOKEN)@h:1".to_owned()),
+        ];
+        let file = format_for(&nasty[..1], Format::EnvFile, "s3cr3t");
+        assert!(file.starts_with("X=a \"b\" $HOME $(id) \\\nNO_PROXY=\n"), "{file}");
+        let docker = format_for(&nasty[..1], Format::Dockerfile, "s3cr3t");
+        assert!(docker.starts_with("ENV X=\"a \\\"b\\\" \\$HOME \\$(id) \\\\\"\nENV NO_PROXY=\"\"\n"), "{docker}");
+        let k8s = format_for(&nasty, Format::K8s, "s3cr3t");
+        let entries = [
+            "env:\n  # Or",
+            "  - name: EXEAT_TOKEN\n    value: \"s3cr3t\"\n",
+            "  - name: X\n    value: \"a \\\"b\\\" $HOME $$(id) \\\\\"\n",
+            "  - name: P\n    value: \"http://t:$(EXEAT_TOKEN)@h:1\"\n",
+            "  - name: NO_PROXY\n    value: \"\"\n",
+        ];
+        assert!(entries.iter().all(|entry| k8s.contains(entry)) && k8s.matches("s3cr3t").count() == 1, "{k8s}");
+    }
+
+    #[test]
+    fn clients_get_an_address_that_they_can_dial() {
+        let rows = [
+            ("127.0.0.1:3128", None, Some("127.0.0.1:3128")),
+            ("0.0.0.0:3128", None, Some("127.0.0.1:3128")),
+            ("[::]:3128", None, Some("[::1]:3128")),
+            ("0.0.0.0:3128", Some("exeat"), Some("exeat:3128")),
+            ("0.0.0.0:3128", Some("exeat.internal:8080"), Some("exeat.internal:8080")),
+            ("0.0.0.0:3128", Some("10.0.0.2"), Some("10.0.0.2:3128")),
+            ("0.0.0.0:3128", Some("fd00::2"), Some("[fd00::2]:3128")),
+            ("0.0.0.0:3128", Some("[fd00::2]"), Some("[fd00::2]:3128")),
+            ("0.0.0.0:3128", Some("[fd00::2]:80"), Some("[fd00::2]:80")),
+            ("0.0.0.0:3128", Some("exeat:0"), None),
+            ("0.0.0.0:3128", Some("exeat:x"), None),
+            ("0.0.0.0:3128", Some("a b"), None),
+            ("0.0.0.0:3128", Some("user@host"), None),
+            ("0.0.0.0:3128", Some(""), None),
+        ];
+        for (listen, host, want) in rows {
+            assert_eq!(reached_at(listen.parse().unwrap(), host).as_deref(), want, "{listen} {host:?}");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod tail;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::terminal;
 
@@ -84,17 +84,7 @@ enum Command {
     /// Explain step by step how a request would be handled, without sending it
     Explain(explain::ExplainArgs),
     /// Print the environment variables with which clients use the proxy, trust its CA and name credentials
-    Env {
-        /// The task whose token is used
-        #[arg(long, value_name = "TASK")]
-        task: String,
-        /// The output syntax
-        #[arg(long, value_enum, default_value_t = Shell::Sh)]
-        shell: Shell,
-        /// Do not print the placeholders of the task's credentials
-        #[arg(long)]
-        no_credentials: bool,
-    },
+    Env(env::EnvArgs),
     /// Create or show the interception CA, which clients must trust
     Ca {
         #[command(subcommand)]
@@ -153,13 +143,6 @@ enum Command {
     },
     /// Print a manual page, to be shown with `exeat man | man -l -`
     Man(manual::ManArgs),
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Shell {
-    Sh,
-    Fish,
-    Json,
 }
 
 #[derive(Subcommand)]
@@ -241,7 +224,7 @@ pub fn main() -> ExitCode {
             check::run(config, json, scope).into()
         }
         Command::Explain(args) => explain::run(config, &args).into(),
-        Command::Env { task, shell, no_credentials } => env::run(config, &task, shell, !no_credentials).into(),
+        Command::Env(args) => env::run(config, &args).into(),
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Execution(args) => execution::run(config, admin, &args).into(),

@@ -329,6 +329,27 @@ async fn ca_and_env_print_client_settings() {
         serde_json::from_slice(&run(&["env", "--task", "t", "--shell", "json"]).stdout).unwrap();
     assert_eq!(json["NODE_EXTRA_CA_CERTS"], dir.join("state/exeat/ca.pem").to_str().unwrap());
     assert_eq!(run(&["env", "--task", "nobody"]).status.code(), Some(1));
+    // For a container, which reaches the proxy by a name and has the CA elsewhere.
+    let args = ["env", "--task", "t", "--format", "env-file", "--host", "exeat", "--ca-dir", "/ca"];
+    let file = text(&run(&args).stdout);
+    let url = format!("http://t:{}@exeat:3199", lab::TOKEN);
+    let rows = [
+        &format!("HTTPS_PROXY={url}"),
+        "SSL_CERT_FILE=/ca/ca-bundle.pem",
+        "NODE_EXTRA_CA_CERTS=/ca/ca.pem",
+        "NO_PROXY=",
+    ];
+    for row in rows {
+        assert!(file.lines().any(|line| line == row), "{row} is missing in\n{file}");
+    }
+    let refused = run(&["env", "--task", "t", "--host", "a b"]);
+    assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(2), String::new()));
+    // Nobody can connect to the unspecified address.
+    let config = fs::read_to_string(dir.join("e.toml")).unwrap().replace("127.0.0.1:3199", "0.0.0.0:3199");
+    fs::write(dir.join("e.toml"), config).unwrap();
+    let here = run(&["env", "--task", "t"]);
+    assert!(text(&here.stdout).contains("@127.0.0.1:3199'"), "{}", text(&here.stdout));
+    assert!(text(&here.stderr).contains("--host"), "{}", text(&here.stderr));
 }
 
 /// A client that reads its key from a variable sends the placeholder of the credential of that name.
