@@ -36,6 +36,7 @@ const MAX_HEAD: usize = 32_768;
 /// of the machine, and addresses and `[dns].hosts` need none.
 const READY: &str = "ready\n";
 const READY_WITHOUT_DNS: &str = "ready\ndns: degraded\n";
+/// The media type of the plain answers.
 const PLAIN: &str = "text/plain; charset=utf-8";
 /// Maximum concurrent connections.
 const MAX_CONNECTIONS: usize = 64;

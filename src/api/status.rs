@@ -43,6 +43,7 @@ impl StatusReport {
         file: Option<&ConfigFile>,
         unready: Option<&'static str>,
     ) -> Value {
+        let is_usable = services.ledger.check().await.is_ok();
         let listeners: Vec<_> = services.listeners.iter().map(ToString::to_string).collect();
         let total = self.connections.total();
         json!({
@@ -55,13 +56,13 @@ impl StatusReport {
             "policy": policy(services, file),
             "connections": { "open": total.saturating_sub(self.connections.free()), "max": total },
             "exchanges": services.audit.open_exchanges(),
-            "executions": executions(services).await,
-            "approvals": approvals(services).await,
+            "executions": if is_usable { executions(services).await } else { Value::Null },
+            "approvals": if is_usable { approvals(services).await } else { Value::Null },
             "origin_connections": { "reusable": services.forwarder.reusable_connections() },
             "audit": self.audit(services).await,
             "ledger": {
                 "kind": if services.ledger.is_shared() { "shared" } else { "local" },
-                "usable": services.ledger.check().await.is_ok(),
+                "usable": is_usable,
             },
             "dns": if services.resolver.is_degraded() { "degraded" } else { "ok" },
             "ca": ca(services),
@@ -83,7 +84,7 @@ impl StatusReport {
         })
     }
 
-    /// Returns the sizes of the log and of its rotated files, or `None` if the file system does not tell in time.
+    /// Returns the sizes of the log and of its rotated files, or `None` if they cannot be read in time.
     async fn files(&self, path: PathBuf) -> Option<Vec<u64>> {
         let counting = self.counting.clone().try_lock_owned().ok()?;
         let files = tokio::task::spawn_blocking(move || {

@@ -35,6 +35,8 @@ pub struct Finds {
     noted: Mutex<HashMap<ExecutionId, u32>>,
     /// The pending parts in responses, per execution.
     pending: Mutex<HashMap<ExecutionId, u32>>,
+    /// Held while a response reports a change, in which a pending part may become a find.
+    reporting: Mutex<()>,
     /// The credentials whose values clients have sent themselves, in their own places. That is no find.
     sent_by_clients: watch::Sender<BTreeSet<CredentialName>>,
     notes: mpsc::Sender<FindEvent>,
@@ -86,6 +88,11 @@ impl FindReporter {
     /// must not be sent, because they would confirm more guesses than the limit allows.
     pub fn reached(&mut self, count: FindCount) -> Verdict<()> {
         let Some(execution) = self.execution.clone() else { return Ok(()) };
+        if count.certain <= self.noted && count.pending == self.pending.saturating_add(self.noted_early) {
+            return Ok(());
+        }
+        let finds = self.finds.clone();
+        let _reporting = finds.reporting.lock();
         let before = self.noted;
         while self.noted < count.certain {
             self.note(&execution);
@@ -127,7 +134,16 @@ impl Finds {
         let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
         let (noted, pending) = (Mutex::default(), Mutex::default());
         let sent_by_clients = watch::Sender::default();
-        Self { max_finds: Box::new(max_finds), found, noted, pending, sent_by_clients, notes, inbox }
+        Self {
+            max_finds: Box::new(max_finds),
+            found,
+            noted,
+            pending,
+            reporting: Mutex::default(),
+            sent_by_clients,
+            notes,
+            inbox,
+        }
     }
 
     /// Returns the receiver of events for the journal; `None` on the second call.

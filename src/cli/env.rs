@@ -265,13 +265,13 @@ fn format_for(variables: &[(String, String)], format: Format, token: &str) -> St
             let entry =
                 |name: &str, value: &str| format!("  - name: {name}\n    value: {}\n", serde_json::Value::from(value));
             let token = format!(
-                "  # Or a key of a secret: valueFrom: {{secretKeyRef: {{name: …, key: …}}}}\n{}",
+                "  # Or a key of a secret with this value, percent-encoded: valueFrom: {{secretKeyRef: {{name: …, key: …}}}}\n{}",
                 entry(TOKEN_VARIABLE, token)
             );
             let others = with_emptied().map(|(name, value)| {
-                // `$(NAME)` refers to an earlier entry, and `$$(` is `$(`.
+                // `$(NAME)` refers to an earlier entry, and `$$` is `$`.
                 let reference = format!("$({TOKEN_VARIABLE})");
-                entry(name, &value.replace("$(", "$$(").replace(&format!("${reference}"), &reference))
+                entry(name, &value.replace('$', "$$").replace(&format!("${reference}"), &reference))
             });
             ["env:\n".to_owned(), token].into_iter().chain(others).collect()
         }
@@ -340,7 +340,7 @@ mod tests {
         let entries = [
             "env:\n  # Or",
             "  - name: EXEAT_TOKEN\n    value: \"s3cr3t\"\n",
-            "  - name: X\n    value: \"a \\\"b\\\" $HOME $$(id) \\\\\"\n",
+            "  - name: X\n    value: \"a \\\"b\\\" $$HOME $$(id) \\\\\"\n",
             "  - name: P\n    value: \"http://t:$(EXEAT_TOKEN)@h:1\"\n",
             "  - name: NO_PROXY\n    value: \"\"\n",
         ];

@@ -61,7 +61,7 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
     lines.push(("approvals", format!("{} pending", count("/approvals/pending"))));
     let place = match (text("/audit/path"), number("/audit/files"), number("/audit/bytes")) {
         (Some(path), Some(files), Some(bytes)) => format!("{path}, {} in {}", size(bytes), counted(files, "file")),
-        (Some(path), ..) => format!("{path}, whose folder cannot be read"),
+        (Some(path), ..) => format!("{path}, of unknown size"),
         (None, ..) => "standard output".to_owned(),
     };
     let healthy = if status.pointer("/audit/healthy")?.as_bool()? { "" } else { "; CANNOT BE WRITTEN" };
@@ -72,11 +72,12 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
     let dns = if dns == "ok" { dns.to_owned() } else { "DEGRADED: no DNS server has answered for a while".to_owned() };
     lines.push(("dns", dns));
     let days = status.pointer("/ca/days_left")?.as_i64()?;
-    let soon = if days < 30 { "; EXPIRES SOON" } else { "" };
-    lines.push((
-        "ca",
-        format!("ends {}, in {days} days{soon}; SHA-256 {}", text("/ca/not_after")?, text("/ca/sha256")?),
-    ));
+    let ends = match days {
+        ..0 => "EXPIRED".to_owned(),
+        0..30 => format!("in {days} days: EXPIRES SOON"),
+        _ => format!("in {days} days"),
+    };
+    lines.push(("ca", format!("ends {}, {ends}; SHA-256 {}", text("/ca/not_after")?, text("/ca/sha256")?)));
     Some(lines)
 }
 

@@ -1,8 +1,9 @@
 //! Brotli (RFC 7932).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, StandardAlloc};
+use brotli_decompressor::{Allocator, BrotliDecompressStream, BrotliResult, BrotliState, SliceWrapper, StandardAlloc};
 
 use super::DecodeError;
 use super::budget::{WindowMemory, WindowPool};
@@ -21,21 +22,49 @@ pub(super) fn window_bits(first: u8) -> u32 {
     }
 }
 
+/// Allocates the tables of a decoder, and counts their bytes. A few bytes of a body can request three megabytes of them.
+#[derive(Clone, Default)]
+struct TableAlloc {
+    inner: StandardAlloc,
+    allocated: Arc<AtomicUsize>,
+}
+
+impl<T> Allocator<T> for TableAlloc
+where
+    StandardAlloc: Allocator<T>,
+{
+    type AllocatedMemory = <StandardAlloc as Allocator<T>>::AllocatedMemory;
+
+    fn alloc_cell(&mut self, length: usize) -> Self::AllocatedMemory {
+        self.allocated.fetch_add(length.saturating_mul(size_of::<T>()), Ordering::Relaxed);
+        self.inner.alloc_cell(length)
+    }
+
+    fn free_cell(&mut self, memory: Self::AllocatedMemory) {
+        self.allocated.fetch_sub(memory.slice().len().saturating_mul(size_of::<T>()), Ordering::Relaxed);
+        <StandardAlloc as Allocator<T>>::free_cell(&mut self.inner, memory);
+    }
+}
+
 pub(super) struct Brotli {
-    state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
+    state: BrotliState<StandardAlloc, TableAlloc, TableAlloc>,
     ended: bool,
     room: WindowMemory,
+    table_room: WindowMemory,
+    tables: TableAlloc,
     has_started: bool,
 }
 
 impl Brotli {
     /// Creates a decoder that refuses windows larger than RFC 7932 allows.
     pub(super) fn new(pool: Arc<WindowPool>) -> Self {
-        let alloc = StandardAlloc::default;
+        let tables = TableAlloc::default();
         Self {
-            state: BrotliState::new_strict(alloc(), alloc(), alloc()),
+            state: BrotliState::new_strict(StandardAlloc::default(), tables.clone(), tables.clone()),
             ended: false,
-            room: WindowMemory::new(pool),
+            room: WindowMemory::new(pool.clone()),
+            table_room: WindowMemory::new(pool),
+            tables,
             has_started: false,
         }
     }
@@ -81,6 +110,7 @@ impl Brotli {
         *coded = coded.get(taken..).unwrap_or_default();
         out.extend_from_slice(scratch.get(..given).unwrap_or_default());
         self.room.reserve(self.decoded())?;
+        self.table_room.reserve_tables(self.tables.allocated.load(Ordering::Relaxed) as u64)?;
         match result {
             // The crate also returns this while it holds more output than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),

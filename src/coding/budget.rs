@@ -77,7 +77,15 @@ impl WindowMemory {
 
     /// Reserves memory for `decoded` bytes, up to the window's size.
     pub(crate) fn reserve(&mut self, decoded: u64) -> Result<(), DecodeError> {
-        let wanted = decoded.next_multiple_of(1 << 20).min(self.capacity);
+        self.grow_to(decoded.next_multiple_of(1 << 20).min(self.capacity))
+    }
+
+    /// Reserves memory for tables of so many bytes.
+    pub(crate) fn reserve_tables(&mut self, bytes: u64) -> Result<(), DecodeError> {
+        self.grow_to(bytes.next_multiple_of(64 << 10))
+    }
+
+    fn grow_to(&mut self, wanted: u64) -> Result<(), DecodeError> {
         let Some(more) = wanted.checked_sub(self.taken).filter(|more| *more > 0) else { return Ok(()) };
         self.pool.take(more)?;
         self.taken = wanted;

@@ -108,8 +108,8 @@ pub enum DecodeError {
 
 /// Decodes a body with one or two codings.
 ///
-/// A gzip or deflate stream uses about 50 KiB. A brotli stream uses its tables and its window, at most 16 MiB, as soon
-/// as its headers announce that much output. A zstd stream uses up to three windows of 8 MiB, depending on the output
+/// A gzip or deflate stream uses about 50 KiB. A brotli stream uses its tables, up to about 3 MiB, as soon as its headers
+/// announce them, and its window, at most 16 MiB, as it is filled. A zstd stream uses up to three windows of 8 MiB, depending on the output
 /// so far.
 pub struct Decoder {
     /// The coding that was applied last.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{admin_tokens, preparation, vault};
 use crate::flow::Services;
-use crate::model::secret::Secret;
+use crate::model::secret::{Secret, TokenHash};
 use crate::policy::compile::{self, Config, Problem};
 use crate::policy::settings::{Settings, Vault};
 use crate::policy::source::{CompileContext, SecretSource, SourceError};
@@ -146,6 +146,11 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
     // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
     match file.load_with(&vault::Reader::of(&services.settings.vault), false) {
         Ok(mut config) => {
+            match admin_tokens(services, &config.settings) {
+                Ok(Some(tokens)) => services.admin_tokens.replace(tokens),
+                Ok(None) => {}
+                Err(problem) => return kept(services, vec![problem]),
+            }
             for warning in &config.warnings {
                 tracing::warn!(line = warning.line, "{warning}");
             }
@@ -153,7 +158,6 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
             if !changed.is_empty() {
                 tracing::warn!(changed, "these settings take effect at the next start");
             }
-            renew_admin_tokens(services, &config.settings);
             config.policy.prepare_from(&services.policies.snapshot());
             let generation = services.policies.replace(config.policy);
             preparation::start(services);
@@ -161,28 +165,30 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
             tracing::info!(generation, running, "a new policy is in force");
             Reloaded::New(generation, config.warnings)
         }
-        Err(problems) => {
-            for problem in &problems {
-                tracing::error!(%problem, line = problem.line, "the old policy stays in force");
-            }
-            services.policies.note_rejected(problems.clone());
-            Reloaded::Kept(problems)
-        }
+        Err(problems) => kept(services, problems),
     }
 }
 
-/// Reads the admin tokens again. If they cannot be read, the old ones stay valid.
-fn renew_admin_tokens(services: &Services, new: &Settings) {
-    // Without an admin listener there are none.
+fn kept(services: &Services, problems: Vec<Problem>) -> Reloaded {
+    for problem in &problems {
+        tracing::error!(%problem, line = problem.line, "the old policy stays in force");
+    }
+    services.policies.note_rejected(problems.clone());
+    Reloaded::Kept(problems)
+}
+
+/// Reads the admin tokens again. Returns `None` without an admin listener.
+///
+/// # Errors
+/// The problem of a token that cannot be read.
+fn admin_tokens(services: &Services, new: &Settings) -> Result<Option<Vec<TokenHash>>, Problem> {
     if services.admin_tokens.is_empty() {
-        return;
+        return Ok(None);
     }
-    match admin_tokens::read(&new.admin, &services.settings.state_dir) {
-        Ok(tokens) => services.admin_tokens.replace(tokens),
-        Err(unusable) => {
-            tracing::error!(key = unusable.key, error = %unusable.error, "the old admin token stays valid");
-        }
-    }
+    let read = admin_tokens::read(&new.admin, &services.settings.state_dir);
+    read.map(Some).map_err(|unusable| {
+        Problem::new(format!("admin.{}", unusable.key), unusable.error.to_string(), "a source that holds the token")
+    })
 }
 
 /// Reads the certificate revocation lists, and warns about expired ones. Certificates of their issuers are refused

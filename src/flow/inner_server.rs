@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use super::client::Client;
 use super::exchange::{self, Destination};
 use super::http1_server;
-use super::open_answers::OpenAnswers;
+use super::open_answers::{OpenAnswers, Waiting};
 use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
 use super::write_state::WatchedWrites;
@@ -149,8 +149,10 @@ impl InnerServer {
             async move {
                 // hyper keeps the memory of this future until the stream ends, so the large one is apart.
                 let answer = Box::pin(async {
+                    let waiting = Waiting::of(open.clone());
                     let answer = respond::tracked(inner.answer(request, None).await, open);
                     answers.writes().unblocked().await;
+                    waiting.over();
                     answer
                 });
                 Ok::<_, Infallible>(answer.await)

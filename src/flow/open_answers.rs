@@ -118,7 +118,7 @@ impl OpenAnswer {
         }
     }
 
-    /// Returns a future that completes once the connection has taken all that was written to it, unless it has already.
+    /// Returns a future that completes once the connection has taken all that was written to it, or `None` if nothing waits.
     pub(super) fn blocked(&self) -> Option<BlockedWrites> {
         let writes = &self.connection.writes;
         writes.is_blocked().then(|| {
@@ -146,6 +146,28 @@ impl Drop for OpenAnswer {
         self.connection.open.fetch_sub(1, Ordering::Relaxed);
         if self.complete.get_mut().is_some() {
             self.connection.complete.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An answer that has not been handed to the HTTP server. If this is dropped first, the client has not received the answer.
+pub(super) struct Waiting(Option<Arc<OpenAnswer>>);
+
+impl Waiting {
+    pub(super) fn of(answer: Arc<OpenAnswer>) -> Self {
+        Self(Some(answer))
+    }
+
+    /// Notes that the answer has been handed over.
+    pub(super) fn over(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(answer) = &self.0 {
+            answer.abandoned();
         }
     }
 }

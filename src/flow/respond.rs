@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
-use super::open_answers::{AnswerData, BlockedWrites, OpenAnswer, hold_until_encoded};
+use super::open_answers::{AnswerData, BlockedWrites, OpenAnswer, Waiting, hold_until_encoded};
 use super::self_api::SelfReply;
 use crate::audit::record::Record;
 use crate::model::failure::FailureReason;
@@ -49,6 +49,7 @@ pub struct AnswerBody {
 struct HeldTrailers {
     trailers: HeaderMap,
     blocked: BlockedWrites,
+    waiting: Waiting,
 }
 
 enum BodySource {
@@ -83,7 +84,7 @@ pub(super) fn tracked(mut response: Response<AnswerBody>, open: Arc<OpenAnswer>)
 }
 
 /// Keeps the answer open until the HTTP server has encoded these fields. Every response has an identifier; of trailers,
-/// any value will do.
+/// any field is used.
 fn hold_head(fields: &mut HeaderMap, open: &Arc<OpenAnswer>) {
     let name =
         if fields.contains_key(EXEAT_REQUEST_ID) { Some(EXEAT_REQUEST_ID) } else { fields.keys().next().cloned() };
@@ -435,6 +436,7 @@ impl Body for AnswerBody {
             ready!(held.blocked.as_mut().poll(cx));
         }
         if let Some(held) = this.held.take() {
+            held.waiting.over();
             return Poll::Ready(Some(Ok(Frame::trailers(held.trailers))));
         }
         let polled = match &mut this.source {
@@ -454,7 +456,10 @@ impl Body for AnswerBody {
             let mut frame = frame.map_data(|bytes| AnswerData::new(bytes, open.clone()));
             if let (Some(trailers), Some(open)) = (frame.trailers_mut(), &open) {
                 hold_head(trailers, open);
-                this.held = open.blocked().map(|blocked| HeldTrailers { trailers: std::mem::take(trailers), blocked });
+                this.held = open.blocked().map(|blocked| {
+                    let waiting = Waiting::of(open.clone());
+                    HeldTrailers { trailers: std::mem::take(trailers), blocked, waiting }
+                });
             }
             frame
         });

@@ -25,16 +25,14 @@ impl WriteState {
         self.is_blocked.load(Ordering::Acquire)
     }
 
-    /// Returns once all data that was written has been taken.
+    /// Returns once all data that was written up to some moment from now on has been taken. The state is not read again after
+    /// that: behind a large download, the connection is blocked by the next piece before this runs.
     pub(super) async fn unblocked(&self) {
-        loop {
-            let unblocked = self.unblocked.notified();
-            tokio::pin!(unblocked);
-            // Registered before the state is read, so that no change is missed.
-            unblocked.as_mut().enable();
-            if !self.is_blocked() {
-                return;
-            }
+        let unblocked = self.unblocked.notified();
+        tokio::pin!(unblocked);
+        // Registered before the state is read, so that no change is missed.
+        unblocked.as_mut().enable();
+        if self.is_blocked() {
             unblocked.await;
         }
     }
@@ -110,8 +108,12 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WatchedWrites<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::timeout;
+
+    use super::*;
 
     #[tokio::test]
     async fn a_connection_is_blocked_until_all_is_taken() {
@@ -121,23 +123,31 @@ mod tests {
         writes.write_all(&[0; 10]).await.unwrap();
         writes.flush().await.unwrap();
         assert!(!state.is_blocked());
+        // The next piece follows in the same poll.
         let writing = tokio::spawn(async move {
-            writes.write_all(&[0; 15]).await.unwrap();
-            writes.flush().await.unwrap();
+            for _ in 0..3 {
+                writes.write_all(&[0; 10]).await.unwrap();
+                writes.flush().await.unwrap();
+            }
             writes
         });
-        while !state.is_blocked() {
+        for _ in 0..100 {
             tokio::task::yield_now().await;
         }
+        assert!(state.is_blocked() && !writing.is_finished());
         let waiting = tokio::spawn({
             let state = state.clone();
             async move { state.unblocked().await }
         });
-        let mut bytes = [0; 20];
-        theirs.read_exact(&mut bytes[..10]).await.unwrap();
-        theirs.read_exact(&mut bytes[..10]).await.unwrap();
-        writing.await.unwrap();
-        waiting.await.unwrap();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!waiting.is_finished());
+        theirs.read_exact(&mut [0; 10]).await.unwrap();
+        timeout(Duration::from_secs(10), waiting).await.expect("the first piece was taken").unwrap();
+        assert!(state.is_blocked(), "by the second");
+        theirs.read_exact(&mut [0; 30]).await.unwrap();
+        timeout(Duration::from_secs(10), writing).await.unwrap().unwrap();
         assert!(!state.is_blocked());
     }
 }

@@ -7,12 +7,12 @@
 //! the text.
 //!
 //! The search time must not reveal to a sender how much of a guess is right. A probe reacts to whole groups only, so
-//! fourteen right bytes cost as much as fourteen wrong ones. Fifteen bytes of a form in hex are more than seven of the value. A candidate costs one hash over a fixed number of bytes: nothing
-//! differs until all bytes of a pattern are right, or the first [`REGION`] bytes of a longer one. Whether the table has
-//! a group is measurable, so windows avoid the start of a pattern, which may be public. The table and the hashes are
-//! keyed and the windows are chosen at random, so that texts cannot be prepared for them. After a whole right group, the
-//! text is kept for the next search from the start of the pattern on, and otherwise only as far back as a window may be
-//! incomplete.
+//! fourteen right bytes cost as much as fourteen wrong ones. Fifteen bytes of a form in hex are more than seven of
+//! the value. A candidate costs one hash over a fixed number of bytes: nothing differs until all bytes of a pattern
+//! are right, or the first [`REGION`] bytes of a longer one. Whether the table has a group is measurable, so windows
+//! avoid the start of a pattern, which may be public. The table and the hashes are keyed and the windows are chosen
+//! at random, so that texts cannot be prepared for them. After a whole right group, the text is kept for the next
+//! search from the start of the pattern on, and otherwise only as far back as a window may be incomplete.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
@@ -420,8 +420,8 @@ fn hash(hasher: &RandomState, text: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the offset of the window in a form, chosen at random among those with the most distinct bytes, or `None` if the form
-/// is too short.
+/// Returns the offset of the window in a form, chosen at random among those with the most distinct bytes, or `None` if the
+/// form is too short.
 fn choose_window(form: &Form, stride: usize, width: usize, random: &mut Random) -> Option<usize> {
     let window = width.saturating_add(stride).saturating_sub(1);
     let last = form.bytes.len().checked_sub(window)?;

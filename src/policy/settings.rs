@@ -39,11 +39,7 @@ impl Settings {
         let sections = [
             ("state_dir", *state_dir != old.state_dir),
             ("[proxy]", *proxy != old.proxy),
-            // A reload reads the tokens again.
-            (
-                "[admin]",
-                Admin { tokens: Vec::new(), ..admin.clone() } != Admin { tokens: Vec::new(), ..old.admin.clone() },
-            ),
+            ("[admin]", admin.is_changed_since(&old.admin)),
             ("[interception]", *interception != old.interception),
             ("[upstream]", *upstream != old.upstream),
             ("[dns]", *dns != old.dns),
@@ -135,6 +131,14 @@ pub struct Admin {
     /// The sources of the tokens, of which each is accepted. Empty for the token in the state directory, which is generated
     /// at the first start. A change takes effect at a reload.
     pub tokens: Vec<TokenSource>,
+}
+
+impl Admin {
+    /// Returns whether other settings than the tokens differ, which a reload reads again.
+    fn is_changed_since(&self, old: &Self) -> bool {
+        let Self { listen, uids, tokens: _ } = self;
+        *listen != old.listen || *uids != old.uids
+    }
 }
 
 /// The source of a token, one of several while a token is replaced.

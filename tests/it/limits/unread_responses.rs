@@ -400,6 +400,56 @@ async fn responses_without_data_are_in_flight_until_they_are_sent() {
     }
 }
 
+/// Those that wait for the connection. Those that the HTTP library has encoded cannot be told from those that were sent.
+#[tokio::test]
+async fn a_client_that_leaves_has_not_received_the_responses_that_wait() {
+    let setup = setup("concurrent = 4").await;
+    let mut client = Unread::open(&setup).await;
+    let passed = client.fill(WITHOUT_DATA[0], 1).await;
+    let all = usize::try_from(client.sent).unwrap();
+    drop(client);
+    let lines = setup.ended(all).await;
+    let of = |verdict: &str| lines.iter().filter(|line| line["verdict"] == verdict).count();
+    assert_eq!((of("allow") + of("abandoned"), of("abandoned") >= 3), (passed, true), "{lines:#?}");
+}
+
+/// A large download does not hold back the other responses of its connection, although each of its pieces blocks it.
+#[tokio::test]
+async fn a_slow_download_lets_other_responses_through() {
+    let setup = setup("").await;
+    let mut wire = Wire::open(&setup.lab, &setup.to).await;
+    // Windows that never end (RFC 9113 §6.5.2, §6.9).
+    let window = (1_u32 << 31) - 1;
+    wire.out.extend(h2::frame(h2::SETTINGS, 0, 0, &[&[0, 4][..], &window.to_be_bytes()].concat()));
+    wire.out.extend(h2::frame(h2::WINDOW_UPDATE, 0, 0, &(window - 65_535).to_be_bytes()));
+    let get = |wire: &mut Wire, stream, path| {
+        wire.headers(
+            stream,
+            true,
+            &[(":method", "GET"), (":scheme", "https"), (":authority", &setup.to), (":path", path)],
+        );
+    };
+    get(&mut wire, 1, "/big?1000000000");
+    wire.send(&[]).await;
+    // The client reads slower than the origin sends.
+    let read = async |wire: &mut Wire| {
+        sleep(Duration::from_millis(1)).await;
+        h2::read_frame(&mut wire.io).await.expect("a frame")
+    };
+    for _ in 0..200 {
+        read(&mut wire).await;
+    }
+    for stream in (3..43).step_by(2) {
+        get(&mut wire, stream, "/files/f");
+        wire.send(&[]).await;
+        let mut frames = 0;
+        while read(&mut wire).await.stream != stream {
+            frames += 1;
+            assert!(frames < 1_000, "the response on stream {stream} waits for the download");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_timeouts_apply_to_responses_without_data() {
     for request in WITHOUT_DATA {
