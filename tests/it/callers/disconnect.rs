@@ -6,6 +6,7 @@ use http::Request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 
 use crate::lab::client::{auth, empty, read_head, read_to_end};
 use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
@@ -41,6 +42,18 @@ async fn wait_until_slot_is_free(lab: &Lab, to: &str) {
     }
 }
 
+/// Opens a TLS connection in a tunnel once the slot of the connection before is free, shortly after its line has been written.
+async fn tls_when_free(lab: &Lab, to: &str) -> TlsStream<TcpStream> {
+    let start = Instant::now();
+    loop {
+        let (head, stream) = lab.try_connect(to).await;
+        if head.starts_with("HTTP/1.1 200") {
+            return lab.tls_over(stream, to, &["http/1.1"]).await;
+        }
+        assert!(start.elapsed() < TIMEOUT, "{head}");
+    }
+}
+
 async fn wait_until_received(origin: &Origin, count: usize) {
     let start = Instant::now();
     while origin.seen().len() < count {
@@ -49,10 +62,23 @@ async fn wait_until_received(origin: &Origin, count: usize) {
     }
 }
 
-/// Waits for the line of the `n`-th exchange, which its client abandoned.
+/// Waits for the line of the `n`-th exchange, which its client abandoned. Connections that had no slot are not counted.
 async fn wait_until_abandoned(lab: &Lab, n: usize) {
-    let line = lab.ended(n).await;
-    assert_eq!((line["event"].as_str(), line["verdict"].as_str()), (Some("closed"), Some("abandoned")), "{line}");
+    let start = Instant::now();
+    loop {
+        let mut lines = lab.audit().await;
+        lines.retain(|line| line["event"] != "decided" && line["code"] != "overloaded");
+        if let Some(line) = lines.get(n) {
+            assert_eq!(
+                (line["event"].as_str(), line["verdict"].as_str()),
+                (Some("closed"), Some("abandoned")),
+                "{line}"
+            );
+            return;
+        }
+        assert!(start.elapsed() < TIMEOUT, "exchange {n} left no line: {lines:#?}");
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +95,7 @@ async fn a_reset_is_detected_immediately() {
         wait_until_abandoned(&lab, n).await;
     }
     // Inside a tunnel.
-    let mut tls = lab.tls(&to, &["http/1.1"]).await;
+    let mut tls = tls_when_free(&lab, &to).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 3).await;
     reset(tls.into_inner().0);
@@ -90,7 +116,7 @@ async fn a_close_releases_the_slot_after_the_header_timeout() {
     drop(stream);
     wait_until_abandoned(&lab, 0).await;
     assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
-    let mut tls = lab.tls(&to, &["http/1.1"]).await;
+    let mut tls = tls_when_free(&lab, &to).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 2).await;
     drop(tls);
@@ -108,7 +134,7 @@ async fn a_close_is_detected_by_a_probe() {
     wait_until_received(&origin, 1).await;
     drop(stream);
     wait_until_abandoned(&lab, 0).await;
-    let mut tls = lab.tls(&to, &["http/1.1"]).await;
+    let mut tls = tls_when_free(&lab, &to).await;
     tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
     wait_until_received(&origin, 2).await;
     drop(tls);

@@ -196,8 +196,12 @@ impl Lab {
 
     /// Opens a tunnel and a TLS connection in it, which the proxy terminates.
     pub async fn tls(&self, to: &str, alpn: &[&str]) -> TlsStream<TcpStream> {
+        self.tls_over(self.tunnel(to).await, to, alpn).await
+    }
+
+    /// Opens a TLS connection in a tunnel.
+    pub async fn tls_over(&self, stream: TcpStream, to: &str, alpn: &[&str]) -> TlsStream<TcpStream> {
         let host = to.rsplit_once(':').unwrap().0.trim_matches(['[', ']']).to_owned();
-        let stream = self.tunnel(to).await;
         TlsConnector::from(Arc::new(self.client_tls_config(alpn)))
             .connect(host.try_into().unwrap(), stream)
             .await
