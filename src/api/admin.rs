@@ -218,7 +218,7 @@ impl Admin {
             .ok()
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        token.is_some_and(|(_, token)| self.services.admin_tokens.accept(TokenHash::of(token.trim().as_bytes())))
+        token.is_some_and(|(_, token)| self.services.admin_tokens.contains(TokenHash::of(token.trim().as_bytes())))
     }
 }
 

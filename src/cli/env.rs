@@ -13,7 +13,7 @@ use crate::files;
 use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::rule::Task;
-use crate::policy::settings::ListenAt;
+use crate::policy::settings::{Interception, ListenAt, Settings};
 use crate::tls::authority::Authority;
 
 /// The variables that name the proxy. Both cases are set: curl reads only the lower-case `http_proxy`, others read only
@@ -131,21 +131,14 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
              name the proxy with --host for others"
         ));
     }
-    let written = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())
-        .map_err(io::Error::other)
-        .and_then(|authority| write_bundle(&settings.state_dir, authority.ca_pem()));
-    let bundle = match written {
-        Ok(bundle) => bundle,
+    let (ca, bundle) = match ca_files(settings, args.ca_dir.as_deref()) {
+        Ok(files) => files,
         Err(error) => {
             say(format_args!("exeat: the CA bundle cannot be written: {error}"));
             return Exit::Failed;
         }
     };
     let scheme = if settings.proxy.tls.is_some() { "https" } else { "http" };
-    let (ca, bundle) = match &args.ca_dir {
-        Some(dir) => (dir.join("ca.pem"), dir.join(BUNDLE_FILE)),
-        None => (settings.interception.ca_cert.clone(), bundle),
-    };
     let shown_token = if args.format == Format::K8s { format!("$({TOKEN_VARIABLE})") } else { token.clone() };
     let url = format!("{scheme}://{task}:{shown_token}@{reached_at}");
     let fixed = variables(&url, &ca, &bundle).into_iter();
@@ -164,6 +157,17 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
     }
     print(format_for(&variables, args.format, &token));
     Exit::Done
+}
+
+/// Creates the CA if it does not exist, writes the bundle, and returns where clients find both.
+fn ca_files(settings: &Settings, ca_dir: Option<&Path>) -> io::Result<(PathBuf, PathBuf)> {
+    let Interception { ca_cert, ca_key, .. } = &settings.interception;
+    let authority = Authority::of(ca_cert, ca_key.as_deref()).map_err(io::Error::other)?;
+    let bundle = write_bundle(&settings.state_dir, authority.ca_pem())?;
+    Ok(match ca_dir {
+        Some(dir) => (dir.join("ca.pem"), dir.join(BUNDLE_FILE)),
+        None => (ca_cert.clone(), bundle),
+    })
 }
 
 /// Returns the host and port by which clients reach the listener, or `None` if `host` is neither a host nor one with a port.

@@ -1,7 +1,7 @@
 //! Whether a connection takes the data that is written to it.
 //!
 //! The HTTP/2 library encodes heads and trailers into a buffer that grows while the connection takes nothing, because no
-//! flow control applies to them. So an answer is handed to it only while all that it has written before has been taken.
+//! flow control applies to them. So an answer is handed to it once all that it has written before has been taken.
 
 use std::io;
 use std::pin::Pin;

@@ -503,6 +503,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leak::encodings::{SearchTerm, forms};
     use crate::leak::fold::fold;
 
     fn form(pattern: &[u8], lead: usize) -> Form {
@@ -564,9 +565,7 @@ mod tests {
         for values in [&["fE2v9Kq0Lm4Tz8Xw"][..], &["fE2v9Kq0Lm4Tz8Xw", "s3cr3t-p4"]] {
             let forms: Vec<_> = values
                 .iter()
-                .flat_map(|value| {
-                    super::super::encodings::forms(super::super::encodings::SearchTerm::new(value.as_bytes()))
-                })
+                .flat_map(|value| forms(SearchTerm::new(value.as_bytes())))
                 .map(|form| (form, 0))
                 .collect();
             let prefilter = Prefilter::new(&forms);
@@ -581,6 +580,23 @@ mod tests {
                 }
             }
             assert!(prefilter.find(hex.as_bytes(), 0).is_some());
+        }
+    }
+
+    /// A group with a single wrong bit is looked up elsewhere in the table, so that a probe tells nothing about its parts.
+    #[test]
+    fn every_bit_of_a_group_counts() {
+        let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
+        let prefilter = Prefilter::new(&[(form(pattern, 16), 0)]);
+        let slot = |group: u64| {
+            let (word, one, other) = prefilter.slot(group);
+            (word & prefilter.last_word, one, other)
+        };
+        let mut random = Random::new();
+        let groups: Vec<u64> = (0..500).map(|_| random.next() & CASE_MASK).collect();
+        for bit in (0..u64::BITS).map(|at| 1 << at).filter(|bit| CASE_MASK & bit != 0) {
+            let same = groups.iter().filter(|group| slot(**group) == slot(**group ^ bit)).count();
+            assert!(same < 5, "{bit:x}: {same} of {} groups have the same place", groups.len());
         }
     }
 
@@ -605,23 +621,6 @@ mod tests {
             }
         }
         assert!(same < 500, "{same}");
-    }
-
-    /// A group with a single wrong bit is looked up elsewhere in the table, so that a probe tells nothing about its parts.
-    #[test]
-    fn every_bit_of_a_group_counts() {
-        let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
-        let prefilter = Prefilter::new(&[(form(pattern, 16), 0)]);
-        let slot = |group: u64| {
-            let (word, one, other) = prefilter.slot(group);
-            (word & prefilter.last_word, one, other)
-        };
-        let mut random = Random::new();
-        let groups: Vec<u64> = (0..500).map(|_| random.next() & CASE_MASK).collect();
-        for bit in (0..u64::BITS).map(|at| 1 << at).filter(|bit| CASE_MASK & bit != 0) {
-            let same = groups.iter().filter(|group| slot(**group) == slot(**group ^ bit)).count();
-            assert!(same < 5, "{bit:x}: {same} of {} groups have the same place", groups.len());
-        }
     }
 
     /// The automaton does not run for a pattern without its last byte. From half of the pattern on it is a partial

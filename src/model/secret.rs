@@ -96,7 +96,7 @@ impl AcceptedTokens {
 
     /// Returns whether the token is one of them.
     #[must_use]
-    pub fn accept(&self, token: TokenHash) -> bool {
+    pub fn contains(&self, token: TokenHash) -> bool {
         self.0.read().contains(&token)
     }
 }

@@ -92,6 +92,11 @@ impl Setup {
         responses
     }
 
+    /// Reloads a policy that does not allow the host.
+    fn revoke(&self) {
+        self.lab.reload(&self.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]"));
+    }
+
     /// Returns the lines that ended exchanges, after `count` of them.
     async fn ended(&self, count: usize) -> Vec<Value> {
         self.lab.ended(count - 1).await;
@@ -211,7 +216,7 @@ async fn a_reload_takes_unread_responses_back() {
     let setup = setup("").await;
     let mut h2 = setup.client(0).await;
     let responses = setup.unread(&mut h2, 3).await;
-    setup.lab.reload(&setup.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]"));
+    setup.revoke();
     let lines = setup.ended(3).await;
     for line in &lines[1..] {
         assert_eq!(line["code"], "host_not_allowed", "{line}");
@@ -228,8 +233,7 @@ async fn a_reload_takes_unread_responses_without_data_back() {
         let setup = setup("concurrent = 3").await;
         let mut client = Unread::open(&setup).await;
         let passed = client.fill(request, 1).await;
-        let policy = setup.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]");
-        setup.lab.reload(&policy);
+        setup.revoke();
         let lines = setup.ended(usize::try_from(client.sent).unwrap()).await;
         let revoked = lines.iter().filter(|line| line["code"] == "host_not_allowed").count();
         assert_eq!(revoked, 3, "{request:?}, {passed} have passed: {lines:#?}");
@@ -258,7 +262,7 @@ async fn trailers_are_in_flight_until_they_are_sent() {
     client.wire.send(&trailers.concat()).await;
     wait_until("the origin has sent the trailers", || setup.origin.echoed_trailers() == 2).await;
     sleep(Duration::from_millis(800)).await;
-    setup.lab.reload(&setup.policy.replace("allowed_domains = [\"api.test\"]", "allowed_domains = [\"other.test\"]"));
+    setup.revoke();
     let lines = setup.ended(usize::try_from(client.sent).unwrap()).await;
     let revoked = lines.iter().filter(|line| line["code"] == "host_not_allowed").count();
     assert_eq!(revoked, 5, "{lines:#?}");
