@@ -17,7 +17,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::full_disk::answer;
 use crate::lab::client::{empty, h1};
-use crate::lab::{KEY, LabBuilder, Origin, Reply};
+use crate::lab::{KEY, LabBuilder, Origin, Reply, wait_until};
 use crate::operation::cli::{Served, exeat, output, text};
 
 /// The number of concurrent requests.
@@ -72,19 +72,30 @@ impl Place {
         Reply::read(h1(stream, request.body(body).unwrap()).await).await.problem()
     }
 
-    /// Returns the credits in the log's lines, in half credits.
-    fn billed(&self, id: &str) -> u64 {
-        let mut halves = 0.0;
+    /// Returns the lines of an execution in the log.
+    fn lines(&self, id: &str) -> Vec<Value> {
+        let mut lines = Vec::new();
         for entry in fs::read_dir(self.state()).unwrap() {
             let path = entry.unwrap().path();
             if path.file_name().unwrap().to_string_lossy().starts_with("audit.jsonl") {
                 let text = String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
-                let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-                halves +=
-                    lines.filter(|l| l["execution"] == id).filter_map(|l| l["credits"].as_f64()).sum::<f64>() * 2.0;
+                lines.extend(text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()));
             }
         }
-        halves as u64
+        lines.retain(|line| line["execution"] == id);
+        lines
+    }
+
+    /// Waits until the log has this many lines of an execution with a code. They are written after the response.
+    async fn logged(&self, id: &str, code: &str, count: usize) {
+        let lines = || self.lines(id).iter().filter(|line| line["code"] == code).count();
+        wait_until(&format!("the log has {code}"), || lines() >= count).await;
+    }
+
+    /// Returns the credits in the log's lines, in half credits.
+    fn billed(&self, id: &str) -> u64 {
+        let credits = self.lines(id).iter().filter_map(|line| line["credits"].as_f64()).sum::<f64>();
+        (credits * 2.0) as u64
     }
 }
 
@@ -222,11 +233,13 @@ async fn finds_that_the_ledger_does_not_have_are_restored_from_the_log() {
     for _ in 0..2 {
         assert!(answer(&served, &leak).await.contains("leak_detected"));
     }
+    place.logged("t", "leak_detected", 2).await;
     killed(served);
     copy(&saved, &ledger);
     let served = place.serve();
     assert_eq!(execution(&served).await, (Some(2), None));
     assert!(answer(&served, &leak).await.contains("leak_detected"));
+    place.logged("t", "leak_detected", 3).await;
     killed(served);
 
     // Now with the stop.
@@ -234,6 +247,7 @@ async fn finds_that_the_ledger_does_not_have_are_restored_from_the_log() {
     let served = place.serve();
     assert_eq!(execution(&served).await, (Some(3), Some("finds".to_owned())));
     assert!(answer(&served, &paid).await.contains("execution_stopped"));
+    place.logged("t", "execution_stopped", 1).await;
     // Finds from before a restart of the execution are over.
     let restarted = place.admin(&served, "POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
     assert_eq!(restarted["id"], "t", "{restarted}");
