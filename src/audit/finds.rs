@@ -75,6 +75,24 @@ pub struct FindReporter {
     pending: u64,
 }
 
+/// Checks before each part of a request that is sent whether its execution has been stopped in the meantime.
+pub struct StopCheck {
+    finds: Arc<Finds>,
+    execution: Option<ExecutionId>,
+}
+
+impl StopCheck {
+    pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>) -> Self {
+        Self { finds: finds.clone(), execution }
+    }
+
+    /// # Errors
+    /// [`Deny::ExecutionStopped`].
+    pub fn check(&self) -> Verdict<()> {
+        self.execution.as_ref().map_or(Ok(()), |execution| self.finds.check(execution))
+    }
+}
+
 impl FindReporter {
     pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>, noted: u64) -> Self {
         Self { finds: finds.clone(), execution, noted, noted_early: 0, pending: 0 }
@@ -84,14 +102,15 @@ impl FindReporter {
     /// of the value may follow. So an execution can have few of them at a time, and further ones are finds at once.
     ///
     /// # Errors
-    /// [`Deny::ExecutionStopped`] if a new find, with the pending parts, has reached the limit. The bytes with that find
-    /// must not be sent, because they would confirm more guesses than the limit allows.
+    /// [`Deny::ExecutionStopped`] if the finds of the execution, with its pending parts, have reached the limit. The bytes
+    /// that were just searched must not be sent: those with the last find would confirm one guess too many, and those
+    /// without a find, sent beside it, would tell wrong guesses from right ones.
     pub fn reached(&mut self, count: FindCount) -> Verdict<()> {
         let Some(execution) = self.execution.clone() else { return Ok(()) };
-        if count.certain <= self.noted && count.pending == self.pending.saturating_add(self.noted_early) {
-            return Ok(());
-        }
         let finds = self.finds.clone();
+        if count.certain <= self.noted && count.pending == self.pending.saturating_add(self.noted_early) {
+            return finds.check(&execution);
+        }
         let _reporting = finds.reporting.lock();
         let before = self.noted;
         while self.noted < count.certain {
@@ -109,7 +128,7 @@ impl FindReporter {
                 self.note(&execution);
             }
         }
-        if self.noted > before { self.finds.check_with_pending(&execution) } else { Ok(()) }
+        if self.noted > before { finds.check_with_pending(&execution) } else { finds.check(&execution) }
     }
 
     fn note(&mut self, execution: &ExecutionId) {
@@ -350,6 +369,30 @@ mod tests {
             (stopped, stopped, stopped)
         );
         assert_eq!(FindReporter::new(&finds, Some(execution("b")), 0).reached(at(100)), stopped);
+    }
+
+    /// Requests of an execution are sent side by side. Each is checked before a part of it is sent.
+    #[test]
+    fn a_request_is_refused_once_others_have_reached_the_limit() {
+        let finds = Arc::new(Finds::new(|| 1));
+        let check = |execution| StopCheck::new(&finds, execution).check();
+        assert!(check(Some(execution("a"))).is_ok());
+        finds.note(&execution("a"));
+        assert_eq!(check(Some(execution("a"))), Err(Deny::ExecutionStopped.into()));
+        assert_eq!((check(Some(execution("b"))), check(None)), (Ok(()), Ok(())));
+    }
+
+    /// Responses are searched side by side. One without a find that arrives with the last find must not pass.
+    #[test]
+    fn a_response_without_finds_is_refused_once_others_have_reached_the_limit() {
+        let finds = Arc::new(Finds::new(|| 1));
+        let mut without = FindReporter::new(&finds, Some(execution("a")), 0);
+        let mut elsewhere = FindReporter::new(&finds, Some(execution("b")), 0);
+        let none = FindCount::default();
+        assert_eq!((without.reached(none), elsewhere.reached(none)), (Ok(()), Ok(())));
+        let stopped = Err(Deny::ExecutionStopped.into());
+        let with = FindReporter::new(&finds, Some(execution("a")), 0).reached(FindCount { certain: 1, pending: 0 });
+        assert_eq!((with, without.reached(none), elsewhere.reached(none)), (stopped, stopped, Ok(())));
     }
 
     /// Pending parts in open responses confirm guesses. They count against the limit while they are pending.

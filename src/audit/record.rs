@@ -9,7 +9,7 @@ use std::time::Instant;
 use http::Request;
 use sha2::{Digest, Sha256};
 
-use super::finds::{FindReporter, Finds};
+use super::finds::{FindReporter, Finds, StopCheck};
 use super::flood::{self, Source};
 use super::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use super::progress::TransferCounts;
@@ -480,14 +480,17 @@ impl Record {
     /// # Errors
     /// As [`FindReporter::reached`].
     pub fn finds_in_answer(&mut self, finds: FindCount) -> Verdict<()> {
-        if finds == FindCount::default() && self.reporter.is_none() {
-            return Ok(());
-        }
         let mut reporter = self.find_reporter();
         self.finds_in_answer = self.finds_in_answer.max(finds.certain);
         let reached = reporter.reached(finds);
         self.reporter = Some(reporter);
         reached
+    }
+
+    /// Returns a check of whether the execution has been stopped.
+    #[must_use]
+    pub fn stop_check(&self) -> StopCheck {
+        StopCheck::new(&self.finds, self.execution().cloned())
     }
 
     /// Returns a reporter that counts the finds in the rest of the response.

@@ -19,7 +19,7 @@ use super::exchange::Answer;
 use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
 use super::respond::{self, AnswerBody};
-use crate::audit::finds::FindReporter;
+use crate::audit::finds::{FindReporter, StopCheck};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
@@ -87,7 +87,12 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     drop(lease);
     let protocol_error = Arc::<AtomicBool>::default();
     let mut directions = RelayDirections {
-        up: UpFilter { inner: up, limit: limit.clone(), state: WriteState::new(&protocol_error) },
+        up: UpFilter {
+            inner: up,
+            limit: limit.clone(),
+            stop_check: record.stop_check(),
+            state: WriteState::new(&protocol_error),
+        },
         down: DownFilter {
             inner: down,
             pauses,
@@ -151,6 +156,7 @@ struct RelayDirections {
 struct UpFilter {
     inner: Upward,
     limit: ScanLimit,
+    stop_check: StopCheck,
     /// State of the origin's side.
     state: WriteState,
 }
@@ -306,7 +312,9 @@ impl RelayDirections {
             (Some(RelayError::Broken(broken)), _) => {
                 (Some(broken.code()), RelayEnd::Refused(Deny::RequestMalformed.into()))
             }
-            (_, Some(RelayError::Stopped(refusal))) => (Some(close_code(refusal)), RelayEnd::Refused(refusal)),
+            (Some(RelayError::Stopped(refusal)), _) | (_, Some(RelayError::Stopped(refusal))) => {
+                (Some(close_code(refusal)), RelayEnd::Refused(refusal))
+            }
             (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), RelayEnd::Refused(Fail::UpstreamProtocol.into())),
             // After a close frame from each side, the way the connections end does not matter.
             _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, RelayEnd::Completed),
@@ -345,7 +353,8 @@ impl Filter for UpFilter {
             self.inner.await_close();
         }
         let mut out = Vec::new();
-        if let Err(error) = self.inner.pass(bytes, &mut out) {
+        let passed = self.inner.pass(bytes, &mut out);
+        if let Err(error) = passed.and_then(|()| self.stop_check.check().map_err(RelayError::Stopped)) {
             let close_frame = websocket::close_frame(websocket::GOING_AWAY, true);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }

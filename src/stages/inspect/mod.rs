@@ -123,7 +123,7 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
                 let scanned = Box::pin(scan_buffered(outbound, data, trailers, &limit)).await;
                 scanned.map_err(|error| refusal_for(error, record))?;
             } else {
-                body.scan_while_sending(outbound);
+                body.scan_while_sending(outbound, record.stop_check());
             }
         }
     }

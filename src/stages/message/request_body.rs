@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::headers;
+use crate::audit::finds::StopCheck;
 use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::coding::DecodeError;
@@ -74,6 +75,7 @@ pub struct RequestBody {
 /// A body that is scanned while it is sent.
 struct ScannedBody {
     outbound: OutboundBody,
+    stop_check: StopCheck,
     /// The client has sent everything, and it has been scanned.
     ended: bool,
     /// The trailers until the data is sent. They have been scanned if `ended`.
@@ -304,8 +306,8 @@ impl RequestBody {
         })
     }
 
-    /// Scans the body while it is sent.
-    pub(crate) fn scan_while_sending(&mut self, outbound: OutboundBody) {
+    /// Scans the body while it is sent, as long as its execution is not stopped.
+    pub(crate) fn scan_while_sending(&mut self, outbound: OutboundBody, stop_check: StopCheck) {
         let pauses = if self.size_hint().exact().is_some() {
             PauseTimer::Disabled
         } else {
@@ -314,6 +316,7 @@ impl RequestBody {
         let limit = self.scan_limit().polled();
         self.scan = Some(Box::new(ScannedBody {
             outbound,
+            stop_check,
             ended: false,
             trailers: None,
             pauses,
@@ -326,17 +329,16 @@ impl RequestBody {
     fn poll_outbound(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Some(mut scan) = self.scan.take() else { return self.poll_source(cx) };
         let frame = self.poll_scan(&mut scan, cx);
+        let stopped = scan.stop_check.check();
         self.scan = Some(scan);
-        match frame {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Ok(frame)) => Poll::Ready(frame.map(Ok)),
-            Poll::Ready(Err(FrameError::Body(error))) => Poll::Ready(Some(Err(error))),
-            Poll::Ready(Err(FrameError::Stopped(error))) => {
-                let (refusal, found) = error.refusal();
-                self.counts.stop(refusal, found);
-                Poll::Ready(Some(Err(BodyError::Stopped)))
-            }
-        }
+        let (refusal, found) = match (ready!(frame), stopped) {
+            (Ok(frame), Ok(())) => return Poll::Ready(frame.map(Ok)),
+            (Ok(_), Err(refusal)) => (refusal, None),
+            (Err(FrameError::Body(error)), _) => return Poll::Ready(Some(Err(error))),
+            (Err(FrameError::Stopped(error)), _) => error.refusal(),
+        };
+        self.counts.stop(refusal, found);
+        Poll::Ready(Some(Err(BodyError::Stopped)))
     }
 
     fn poll_scan(
