@@ -109,6 +109,15 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     File::open(folder(path))?.sync_all()
 }
 
+/// Renames a file within its directory. Replaces the target if it exists.
+///
+/// # Errors
+/// I/O errors.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    File::open(folder(to))?.sync_all()
+}
+
 fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedTempFile> {
     let mut file = temporary_file(path)?;
     file.write_all(content)?;

@@ -14,6 +14,7 @@ use crate::daemon::vault;
 use crate::leak::strength::{Strength, WEAK};
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
+use crate::policy::settings::Source;
 use crate::policy::source::{has_blank_edge, usable};
 use crate::vault::{Entry, MAX_VALUE, Vault};
 
@@ -51,6 +52,16 @@ enum Action {
         /// The name of the secret
         name: String,
     },
+    /// Seal the vault with a new master key
+    ///
+    /// A key file is replaced by one with a random key. A running daemon needs no reload. It may be killed at any time:
+    /// the vault then opens with the old key or with the new one, and the next change finishes the replacement.
+    Rekey {
+        /// Seal it with this key instead: env:NAME or file:PATH, which is created if it does not exist. The
+        /// configuration must then name it as [vault].key, and the daemon be restarted
+        #[arg(long, value_name = "SOURCE")]
+        new_key: Option<String>,
+    },
 }
 
 pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
@@ -75,6 +86,7 @@ pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
         Action::List { json } => list(&vault, args.workspace.as_deref(), *json),
         Action::Set { name } => set(&vault, workspace, name),
         Action::Delete { name } => delete(&vault, workspace, name),
+        Action::Rekey { new_key } => rekey(&vault, &settings.key, new_key.as_deref()),
     };
     done.unwrap_or_else(|why| {
         say(format_args!("exeat: {why}"));
@@ -85,7 +97,7 @@ pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
 impl Action {
     fn name(&self) -> Option<&str> {
         match self {
-            Self::List { .. } => None,
+            Self::List { .. } | Self::Rekey { .. } => None,
             Self::Set { name } | Self::Delete { name } => Some(name),
         }
     }
@@ -141,6 +153,38 @@ fn delete(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     }
     Err(format!("no secret {name} in the workspace {workspace}"))
 }
+
+fn rekey(vault: &Vault, key: &Source, new_key: Option<&str>) -> Result<Exit, String> {
+    let file = vault.path().display();
+    let Some(new_key) = new_key else {
+        let Some(key) = key.file() else {
+            say(format_args!(
+                "exeat: the key of {file} is not in a file; name the source of the new one with --new-key"
+            ));
+            return Ok(Exit::Usage);
+        };
+        vault::rekey(vault, None).map_err(|error| in_vault(vault, &error))?;
+        let key = key.display();
+        say(format_args!("{file} is sealed with a new key, in {key}; a running daemon needs no reload"));
+        say(OLD_COPIES);
+        return Ok(Exit::Done);
+    };
+    let Some(source) = Source::parse(new_key) else {
+        // The text may be the key itself.
+        say("exeat: --new-key names the source of a key, as env:NAME or file:PATH, and never the key itself");
+        return Ok(Exit::Usage);
+    };
+    vault::rekey(vault, Some(&source)).map_err(|error| in_vault(vault, &error))?;
+    say(format_args!(
+        "{file} is sealed with the key of {new_key}; set [vault].key to it and restart the daemon, which cannot read the \
+         vault until then"
+    ));
+    say(OLD_COPIES);
+    Ok(Exit::Done)
+}
+
+/// The note after a change of the master key.
+const OLD_COPIES: &str = "copies of the vault from before still open with the old key";
 
 fn in_vault(vault: &Vault, error: &crate::vault::VaultError) -> String {
     format!("{}: {error}", vault.path().display())

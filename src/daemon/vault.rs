@@ -11,11 +11,13 @@ use crate::files;
 use crate::model::secret::Secret;
 use crate::policy::settings::{self, Settings, Source};
 use crate::policy::source::{SecretSource, SourceError, read_source, usable};
-use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
+use crate::vault::{DerivedKey, Entry, MasterKey, Opened, Vault, VaultError};
 
 /// The workspace of the daemon's own secrets. Operators cannot access it, because it is not a valid workspace name.
 const OWN: &str = ".exeat";
 const AUDIT_KEY: &str = "audit.key";
+/// The ledger's key, if the master key was replaced since it was derived.
+const DERIVED_LEDGER_KEY: &str = "ledger.key";
 /// The label for deriving the ledger's key.
 const LEDGER_KEY: &str = "exeat ledger 1";
 
@@ -107,14 +109,28 @@ pub(crate) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
     Ok((ChainKey::new(key), has_chain))
 }
 
-/// Returns the key that proxies with a shared ledger sign with, derived from the configured key, else from the vault's.
+/// Seals the vault with a new master key: with that of `new`, or with a random one that replaces the key file.
+///
+/// # Errors
+/// As [`Vault::rekey`]. Also if the new key does not exist.
+pub fn rekey(vault: &Vault, new: Option<&Source>) -> Result<(), VaultError> {
+    let new = new.map(|source| master_key(source, &|name| std::env::var(name).ok()));
+    // The other proxies that share a ledger still sign with the key that they derived.
+    vault.rekey(new.as_ref(), &[DerivedKey { workspace: OWN, name: DERIVED_LEDGER_KEY, label: LEDGER_KEY }])
+}
+
+/// Returns the key that proxies with a shared ledger sign with, derived from the configured key, else from the vault's
+/// first one.
 ///
 /// # Errors
 /// The vault's errors. Also if the configured key does not exist.
 pub(crate) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<Secret, VaultError> {
     match named {
         Some(source) => master_key(source, &|name| std::env::var(name).ok()).subkey(LEDGER_KEY),
-        None => vault(&settings.vault).subkey(LEDGER_KEY),
+        None => {
+            let vault = vault(&settings.vault);
+            vault.get(OWN, DERIVED_LEDGER_KEY)?.map_or_else(|| vault.subkey(LEDGER_KEY), Ok)
+        }
     }
 }
 
@@ -164,4 +180,34 @@ pub fn metadata(entry: &Entry) -> serde_json::Value {
 #[must_use]
 pub fn is_of_operators(workspace: &str) -> bool {
     workspace != OWN
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::policy::compile::compile;
+    use crate::policy::source::CompileContext;
+
+    /// Proxies of one ledger verify each other's entries, whichever of them has a new master key.
+    #[test]
+    fn the_ledgers_key_does_not_change_with_the_master_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let context = CompileContext {
+            base: Path::new(""),
+            state_dir: dir.path(),
+            env: &|_| None,
+            secrets: &Reader::default(),
+            is_offline: false,
+        };
+        let settings = compile("", &context).map_err(|problems| format!("{problems:?}")).unwrap().settings;
+        assert!(matches!(ledger_key(&settings, None), Err(VaultError::Io(_))), "no vault");
+        note_chain(&settings).unwrap();
+        let key = ledger_key(&settings, None).unwrap();
+        for _ in 0..2 {
+            rekey(&vault(&settings.vault), None).unwrap();
+            assert_eq!(ledger_key(&settings, None).unwrap().expose(), key.expose());
+        }
+    }
 }

@@ -528,11 +528,7 @@ impl Readable for Hosts {
 impl Readable for Source {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         // The text does not repeat the value, because it may be the secret itself.
-        let source = value.as_str().and_then(|text| {
-            let named = |kind: &str| text.strip_prefix(kind).filter(|rest| !rest.is_empty());
-            let env = named("env:").map(|name| Self::Env(name.to_owned()));
-            env.or_else(|| named("file:").map(|file| Self::File(file.into())))
-        });
+        let source = value.as_str().and_then(Self::parse);
         if source.is_none() {
             findings.problem(
                 path,

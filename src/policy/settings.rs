@@ -294,6 +294,16 @@ pub enum Source {
 }
 
 impl Source {
+    /// Parses `env:NAME` or `file:PATH`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.split_once(':') {
+            Some(("env", name)) if !name.is_empty() => Some(Self::Env(name.to_owned())),
+            Some(("file", path)) if !path.is_empty() => Some(Self::File(path.into())),
+            _ => None,
+        }
+    }
+
     /// Returns the file, if the source is one.
     #[must_use]
     pub fn file(&self) -> Option<&PathBuf> {

@@ -1,5 +1,6 @@
 //! The vault's master key: 32 bytes, or derived from a passphrase.
 
+use std::io;
 use std::path::PathBuf;
 
 use argon2::{Algorithm, Argon2, Params, Version};
@@ -37,9 +38,13 @@ impl MasterKey {
     /// Creates the key file for a new vault, if it does not exist.
     pub(super) fn make_if_missing(&self) -> Result<(), VaultError> {
         let Self::File(path) = self else { return Ok(()) };
-        let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
-        let made = files::read_or_create(path, make).and_then(|_| files::sweep(path));
+        let made = files::read_or_create(path, Self::random).and_then(|_| files::sweep(path));
         made.map_err(|error| VaultError::Key(error.to_string()))
+    }
+
+    /// Returns the text of a random key.
+    pub(super) fn random() -> io::Result<Zeroizing<Vec<u8>>> {
+        Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()))
     }
 
     /// Returns the key: 32 bytes in hex or base64, or derived from a passphrase with Argon2id.

@@ -7,6 +7,7 @@
 mod error;
 mod format;
 mod master;
+mod rekey;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,6 +22,7 @@ pub use self::error::VaultError;
 pub use self::format::Entry;
 use self::format::{Content, Record};
 pub use self::master::MasterKey;
+pub use self::rekey::DerivedKey;
 
 /// How long a writer waits for another one.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -124,8 +126,8 @@ impl Vault {
     /// # Errors
     /// [`VaultError`]; also if the vault does not exist yet.
     pub fn subkey(&self, label: &str) -> Result<Secret, VaultError> {
-        let salt = format::salt(&files::read_private(&self.file()?)?)?;
-        master::subkey(&self.key.derive(salt.as_slice())?, label)
+        let opened = self.verified()?.ok_or_else(missing)?;
+        master::subkey(&opened.key(self).derive(opened.salt.as_slice())?, label)
     }
 
     /// Reads and verifies the whole vault, for several lookups. Returns `None` if the vault does not exist yet.
@@ -146,12 +148,7 @@ impl Vault {
 
     /// Reads the vault. Returns `None` if it does not exist yet.
     fn read(&self) -> Result<Option<Content>, VaultError> {
-        let bytes = match files::read_private(&self.file()?) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        format::open(&bytes, &self.key).map(Some)
+        Ok(self.verified()?.map(|opened| opened.content))
     }
 
     /// Resolves the path if it is a symbolic link: the target file is locked and replaced.
@@ -171,13 +168,13 @@ impl Vault {
     fn write_changed<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T, VaultError> {
         let path = self.file()?;
         files::sweep(&path)?;
-        let (mut content, salt) = match files::read_private(&path) {
-            Ok(bytes) => (format::open(&bytes, &self.key)?, format::salt(&bytes)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        self.finish_rekey()?;
+        let (mut content, salt) = match self.verified()? {
+            Some(opened) => (opened.content, opened.salt),
+            None => {
                 self.key.make_if_missing()?;
                 (Content::default(), files::random::<16>()?)
             }
-            Err(error) => return Err(error.into()),
         };
         let done = change(&mut content);
         let text = format::seal(&content, &self.key, &salt)?;
@@ -204,6 +201,11 @@ impl Vault {
             }
         }
     }
+}
+
+/// The error for a vault that does not exist.
+fn missing() -> VaultError {
+    io::Error::new(io::ErrorKind::NotFound, "it does not exist").into()
 }
 
 #[cfg(test)]

@@ -113,6 +113,7 @@ fn restricted_operations_stay_in_their_files() {
                 "src/vault/format.rs",
                 "src/vault/master.rs",
                 "src/vault/mod.rs",
+                "src/vault/rekey.rs",
                 "src/audit/chain.rs",
                 "src/ledger/shared/link.rs",
                 "src/ledger/shared/seal.rs",

@@ -1,7 +1,9 @@
-//! Tokens are replaced while requests are made: none of them fails.
+//! Tokens and the vault's key are replaced while requests are made: none of them fails.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use crate::lab::client::{empty, h1};
 use crate::lab::{LabBuilder, Reply, wait_until};
-use crate::operation::cli::{Served, exeat};
+use crate::operation::cli::{Served, exeat, output, text};
 
 const OLD: &str = "an-old-token-of-24-bytes-or-more";
 const NEW: &str = "the-new-token-of-24-bytes-or-more";
@@ -164,4 +166,127 @@ async fn a_missing_token_leaves_the_old_ones_valid() {
     let said = stage.served.stderr();
     assert!(said.contains("tasks.agent.tokens[0]") && said.contains("admin.tokens[0]"), "{said}");
     assert_eq!((stage.of(OLD).await, stage.of(NEW).await), ((200, 200), (407, 401)));
+}
+
+/// A value in the vault, which the task's requests carry.
+const VALUE: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
+
+/// Starts a daemon that injects a value of the vault into all requests of the task.
+async fn with_vault() -> (Stage, crate::lab::origin::Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    for user in ["agent", "admin"] {
+        fs::write(builder.dir.path().join(format!("{user}.old")), format!("{OLD}-{user}")).unwrap();
+    }
+    let credential = "[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"secret:KEY\"\ndomains = [\"api.test\"]\n\
+                      inject = \"always\"\n[tasks.agent]\ncredentials = [\"KEY\"]\n";
+    let text = config(&builder, origin.port(), "token = \"file:agent.old\"").replace("[tasks.agent]\n", credential);
+    fs::write(builder.dir.path().join("e.toml"), text).unwrap();
+    let mut set = exeat(builder.dir.path(), &["secret", "set", "KEY", "-c", "e.toml"]);
+    let mut set = set.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    set.stdin.take().unwrap().write_all(VALUE.as_bytes()).unwrap();
+    assert!(set.wait().unwrap().success());
+    let served = Arc::new(Served::start(exeat(builder.dir.path(), &["serve", "-c", "e.toml"])));
+    let url = format!("https://api.test:{}/", origin.port());
+    (Stage { builder, served, url }, origin)
+}
+
+impl Stage {
+    async fn command(&self, args: &[&str]) -> std::process::Output {
+        output(exeat(self.builder.dir.path(), &[args, &["-c", "e.toml"]].concat())).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_vaults_key_is_replaced_without_a_failed_request() {
+    let (stage, origin) = with_vault().await;
+    let key = stage.builder.dir.path().join("state/exeat/vault.key");
+    let (count, load) = stage.load(OLD);
+    for _ in 0..5 {
+        let (before, old_key) = (count.load(Ordering::SeqCst), fs::read(&key).unwrap());
+        let rekeyed = stage.command(&["secret", "rekey"]).await;
+        assert!(rekeyed.status.success() && text(&rekeyed.stderr).contains("vault.key"), "{rekeyed:?}");
+        assert_ne!(fs::read(&key).unwrap(), old_key);
+        let reloads = stage.served.stderr().matches("a new policy is in force").count();
+        stage.served.signal(rustix::process::Signal::HUP);
+        wait_until("the value is read again", || {
+            stage.served.stderr().matches("a new policy is in force").count() > reloads
+        })
+        .await;
+        let goes_on = || count.load(Ordering::SeqCst) > before + 10;
+        wait_until("requests succeed", goes_on).await;
+    }
+    assert!(count.load(Ordering::SeqCst) < usize::MAX, "a request failed");
+    load.abort();
+    let fields: Vec<_> = origin.seen().iter().map(|seen| seen.headers["authorization"].clone()).collect();
+    assert!(fields.len() > 50 && fields.iter().all(|field| field == &format!("Bearer {VALUE}")));
+    // The key of the log's chain is in the vault.
+    let verified = stage.command(&["audit", "verify"]).await;
+    assert!(verified.status.success(), "{verified:?}");
+}
+
+/// The command is killed at different times. The vault opens after each.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replacement_of_the_vaults_key_may_be_killed() {
+    let (stage, origin) = with_vault().await;
+    let dir = stage.builder.dir.path();
+    let start = std::time::Instant::now();
+    assert!(stage.command(&["secret", "rekey"]).await.status.success());
+    let whole = start.elapsed();
+    for n in 0..40_u32 {
+        let mut command = exeat(dir, &["secret", "rekey", "-c", "e.toml"]);
+        let mut rekey = command.stderr(Stdio::null()).spawn().unwrap();
+        let until = std::time::Instant::now() + whole * n / 40;
+        while std::time::Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        rekey.kill().unwrap();
+        rekey.wait().unwrap();
+        let listed = stage.command(&["secret", "list", "--json"]).await;
+        assert!(listed.status.success() && text(&listed.stdout).contains("KEY"), "{n}: {listed:?}");
+    }
+    let reloads = stage.served.stderr().matches("a new policy is in force").count();
+    stage.served.signal(rustix::process::Signal::HUP);
+    wait_until("the value is read", || stage.served.stderr().matches("a new policy is in force").count() > reloads)
+        .await;
+    assert_eq!(stage.of(OLD).await, (200, 200));
+    assert_eq!(origin.seen().last().unwrap().headers["authorization"], format!("Bearer {VALUE}"));
+}
+
+/// A key outside of a file has a named successor, and the command never shows a key.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_vaults_key_can_move_to_another_source() {
+    let (stage, _origin) = with_vault().await;
+    let file = stage.file();
+    let key = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    for invalid in [key, "secret:KEY", "env:", ""] {
+        let refused = stage.command(&["secret", "rekey", "--new-key", invalid]).await;
+        let said = text(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && said.contains("env:NAME or file:PATH"), "{invalid}: {said}");
+        assert!(!said.contains("0123456789"), "{said}");
+    }
+    let unset = stage.command(&["secret", "rekey", "--new-key", "env:NEW_KEY"]).await;
+    assert!(unset.status.code() == Some(1) && text(&unset.stderr).contains("NEW_KEY is not set"), "{unset:?}");
+    let mut moved = exeat(stage.builder.dir.path(), &["secret", "rekey", "--new-key", "env:NEW_KEY", "-c", "e.toml"]);
+    moved.env("NEW_KEY", key);
+    let moved = output(moved).await;
+    assert!(moved.status.success(), "{moved:?}");
+    assert!(text(&moved.stderr).contains("the key of env:NEW_KEY; set [vault].key"), "{moved:?}");
+    let list = stage.command(&["secret", "list"]).await;
+    assert!(text(&list.stderr).contains("the master key is not the one"), "{list:?}");
+    assert_eq!(stage.of(OLD).await, (200, 200));
+
+    let configured = fs::read_to_string(&file).unwrap() + "[vault]\nkey = \"env:NEW_KEY\"\n";
+    fs::write(&file, configured).unwrap();
+    let with_key = |args: &[&str]| {
+        let mut command = exeat(stage.builder.dir.path(), args);
+        command.env("NEW_KEY", key);
+        output(command)
+    };
+    let list = with_key(&["secret", "list", "-c", "e.toml"]).await;
+    assert!(list.status.success() && text(&list.stdout).contains("KEY"), "{list:?}");
+    let unnamed = with_key(&["secret", "rekey", "-c", "e.toml"]).await;
+    assert!(unnamed.status.code() == Some(2) && text(&unnamed.stderr).contains("--new-key"), "{unnamed:?}");
+    let same = with_key(&["secret", "rekey", "--new-key", "env:NEW_KEY", "-c", "e.toml"]).await;
+    assert!(same.status.code() == Some(1) && text(&same.stderr).contains("the one in use"), "{same:?}");
 }
