@@ -55,7 +55,8 @@ pub enum FindEvent {
 }
 
 /// A find that was recorded.
-pub(super) struct NotedFind {
+#[derive(Clone, Copy, Debug)]
+pub struct NotedFind {
     /// The number of finds of the execution, including those after it was stopped.
     pub(super) number: u32,
     /// Earlier finds have already stopped the execution. Requests that are sent at once can each have a find; to the
@@ -75,21 +76,29 @@ pub struct FindReporter {
     pending: u64,
 }
 
-/// Checks before each part of a request that is sent whether its execution has been stopped in the meantime.
-pub struct StopCheck {
+/// Records the find in a request that is searched while it is sent, and the finds of other exchanges that have stopped its
+/// execution in the meantime.
+pub struct StreamFinds {
     finds: Arc<Finds>,
     execution: Option<ExecutionId>,
 }
 
-impl StopCheck {
+impl StreamFinds {
     pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>) -> Self {
         Self { finds: finds.clone(), execution }
     }
 
+    /// Checks whether a part that has been searched may be sent.
+    ///
     /// # Errors
     /// [`Deny::ExecutionStopped`].
     pub fn check(&self) -> Verdict<()> {
         self.execution.as_ref().map_or(Ok(()), |execution| self.finds.check(execution))
+    }
+
+    /// Records a find.
+    pub(super) fn note(&self) -> Option<NotedFind> {
+        self.execution.as_ref().map(|execution| self.finds.note(execution))
     }
 }
 
@@ -375,9 +384,10 @@ mod tests {
     #[test]
     fn a_request_is_refused_once_others_have_reached_the_limit() {
         let finds = Arc::new(Finds::new(|| 1));
-        let check = |execution| StopCheck::new(&finds, execution).check();
+        let check = |execution| StreamFinds::new(&finds, execution).check();
         assert!(check(Some(execution("a"))).is_ok());
-        finds.note(&execution("a"));
+        assert!(StreamFinds::new(&finds, Some(execution("a"))).note().is_some_and(|noted| !noted.is_over_limit));
+        assert!(StreamFinds::new(&finds, Some(execution("a"))).note().is_some_and(|noted| noted.is_over_limit));
         assert_eq!(check(Some(execution("a"))), Err(Deny::ExecutionStopped.into()));
         assert_eq!((check(Some(execution("b"))), check(None)), (Ok(()), Ok(())));
     }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::finds::{NotedFind, StreamFinds};
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
-use crate::model::refusal::Refusal;
+use crate::model::refusal::{Deny, Refusal};
 
 /// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
 /// side ended.
@@ -24,10 +25,27 @@ pub struct TransferCounts {
     client_stalled: AtomicBool,
     request_done: AtomicBool,
     over: AtomicBool,
-    stopped: OnceLock<(Refusal, Option<Finding>)>,
+    stopped: OnceLock<StoppedRequest>,
+    /// Held while a find is counted, which may stop the execution before the find is known here.
+    counting: Mutex<()>,
     stops: Notify,
     reached: OnceLock<ExchangeLimit>,
     heads: Mutex<HeadProgress>,
+}
+
+/// The reason why a request must not be sent further.
+#[derive(Debug)]
+struct StoppedRequest {
+    refusal: Refusal,
+    find: Option<StreamFind>,
+}
+
+/// A find in a request that was being sent.
+#[derive(Debug)]
+pub(super) struct StreamFind {
+    pub(super) found: Finding,
+    /// `None` if the caller is not known.
+    pub(super) noted: Option<NotedFind>,
 }
 
 /// Tracks whether the request's head was sent.
@@ -60,6 +78,7 @@ impl TransferCounts {
             request_done: AtomicBool::new(false),
             over: AtomicBool::new(false),
             stopped: OnceLock::new(),
+            counting: Mutex::default(),
             stops: Notify::new(),
             reached: OnceLock::new(),
             heads: Mutex::default(),
@@ -79,21 +98,41 @@ impl TransferCounts {
         self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
     }
 
-    /// Records that the request must not be sent further, and the find that caused it.
-    pub fn stop(&self, refusal: Refusal, found: Option<Finding>) {
-        let _ = self.stopped.set((refusal, found));
+    /// Records that the request must not be sent further.
+    pub fn stop(&self, refusal: Refusal) {
+        self.stop_because(StoppedRequest { refusal, find: None });
+    }
+
+    /// Records that the request must not be sent further because of a find, and counts it at once. The task of the exchange
+    /// learns of it later, when parts of other requests have been sent.
+    pub fn stop_at_find(&self, found: Finding, finds: &StreamFinds) {
+        let _counting = self.counting.lock();
+        let find = Some(StreamFind { found, noted: finds.note() });
+        self.stop_because(StoppedRequest { refusal: Deny::LeakDetected.into(), find });
+    }
+
+    /// Returns the refusal of an exchange that is no longer allowed. If a find in its own request is the reason, the find is
+    /// the refusal.
+    #[must_use]
+    pub fn revoked(&self, refusal: Refusal) -> Refusal {
+        let _counting = self.counting.lock();
+        self.stopped().unwrap_or(refusal)
+    }
+
+    fn stop_because(&self, reason: StoppedRequest) {
+        let _ = self.stopped.set(reason);
         self.stops.notify_waiters();
     }
 
     /// Returns the refusal if the request must not be sent further.
     #[must_use]
     pub fn stopped(&self) -> Option<Refusal> {
-        self.stopped.get().map(|(refusal, _)| *refusal)
+        self.stopped.get().map(|stopped| stopped.refusal)
     }
 
-    /// As [`Self::stopped`], with the find that caused it.
-    pub(super) fn stopped_with(&self) -> Option<&(Refusal, Option<Finding>)> {
-        self.stopped.get()
+    /// Returns the find because of which the request must not be sent further.
+    pub(super) fn find(&self) -> Option<&StreamFind> {
+        self.stopped.get()?.find.as_ref()
     }
 
     /// Waits until the request must not be sent further.
@@ -216,5 +255,35 @@ impl TransferCounts {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::audit::finds::Finds;
+    use crate::leak::{Matcher, ValueOwner};
+    use crate::model::name::{CredentialName, ExecutionId};
+
+    /// Other requests of the execution are sent until a find is counted, so it is counted where it is found.
+    #[test]
+    fn a_find_counts_at_once() {
+        let finds = Arc::new(Finds::new(|| 1));
+        let execution = ExecutionId::new("a");
+        let other = StreamFinds::new(&finds, Some(execution.clone()));
+        assert!(other.check().is_ok());
+        let value = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let owner = ValueOwner::Credential(CredentialName::new("KEY"));
+        let found = Matcher::new(std::iter::once((owner, value.as_bytes()))).find(value.as_bytes()).unwrap();
+        let counts = TransferCounts::new();
+        let stopped = Deny::ExecutionStopped.into();
+        assert_eq!(counts.revoked(stopped), stopped);
+        counts.stop_at_find(found, &StreamFinds::new(&finds, Some(execution)));
+        assert_eq!(other.check(), Err(stopped));
+        // The exchange with the last find is refused for it, and not for the stop that it caused.
+        assert_eq!(counts.revoked(stopped), Deny::LeakDetected.into());
+        assert!(counts.find().is_some_and(|find| find.noted.is_some()));
     }
 }

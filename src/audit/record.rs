@@ -9,7 +9,7 @@ use std::time::Instant;
 use http::Request;
 use sha2::{Digest, Sha256};
 
-use super::finds::{FindReporter, Finds, StopCheck};
+use super::finds::{FindReporter, Finds, StreamFinds};
 use super::flood::{self, Source};
 use super::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use super::progress::TransferCounts;
@@ -278,8 +278,15 @@ impl Record {
     /// finds: that a part is left out would confirm another guess.
     #[must_use]
     pub fn may_repeat_request(&self) -> bool {
-        let is_stopped = || self.caller.as_ref().is_some_and(|(_, execution)| self.finds.check(execution).is_err());
-        !self.is_hidden && !is_stopped()
+        !self.is_hidden && self.check_execution().is_ok()
+    }
+
+    /// Checks whether finds have stopped the execution.
+    ///
+    /// # Errors
+    /// [`Deny::ExecutionStopped`].
+    pub fn check_execution(&self) -> Verdict<()> {
+        self.execution().map_or(Ok(()), |execution| self.finds.check(execution))
     }
 
     /// Records a value found in a request that is refused for another reason. It counts as a find too.
@@ -292,6 +299,13 @@ impl Record {
     #[must_use]
     pub fn has_find(&self) -> bool {
         self.found
+    }
+
+    /// Returns whether a credential was found, and counted for the limit of finds. Those over the limit are not: their
+    /// execution had already been stopped.
+    #[must_use]
+    pub fn has_counted_find(&self) -> bool {
+        self.found && !self.is_over_limit
     }
 
     fn note_where_found(&mut self, found: &Finding, place: &str) {
@@ -487,10 +501,10 @@ impl Record {
         reached
     }
 
-    /// Returns a check of whether the execution has been stopped.
+    /// Returns a recorder for the find in the part of the request that is searched while it is sent.
     #[must_use]
-    pub fn stop_check(&self) -> StopCheck {
-        StopCheck::new(&self.finds, self.execution().cloned())
+    pub fn stream_finds(&self) -> StreamFinds {
+        StreamFinds::new(&self.finds, self.execution().cloned())
     }
 
     /// Returns a reporter that counts the finds in the rest of the response.
@@ -628,8 +642,8 @@ impl Record {
             return self.abandoned();
         }
         let counts = self.counts.clone();
-        if let Some((_, Some(found))) = counts.stopped_with().filter(|(stopped, _)| *stopped == refusal) {
-            self.leak(found, "the body");
+        if let Some(find) = counts.find().filter(|_| refusal == Deny::LeakDetected.into()) {
+            self.leak(&find.found, "the body");
         }
         let notice = refusal.notice();
         self.code = Some(notice.code);
@@ -662,7 +676,8 @@ impl Record {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            let noted = self.finds.note(execution);
+            let noted_before = self.counts.find().and_then(|find| find.noted);
+            let noted = noted_before.unwrap_or_else(|| self.finds.note(execution));
             self.always_written |= noted.number <= MAX_FIND_LINES;
             self.is_over_limit = noted.is_over_limit;
         }

@@ -106,7 +106,8 @@ impl Services {
         } else {
             self.find_in_refused(record).await;
         }
-        if record.has_find() {
+        // A find over the limit is answered as fast as any other request of the stopped execution.
+        if record.has_counted_find() {
             self.finds.settled().await;
         }
     }

@@ -353,12 +353,18 @@ fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<Ans
 }
 
 /// Returns true if the connection must close after a refusal, because the next bytes on it are ambiguous or because the
-/// proxy cannot serve another request.
+/// proxy cannot serve another request. After the stop of an execution, whether the HTTP server closes would depend on how
+/// much of the request it had read, and so on whether the request contained a value.
 fn closes(refusal: Refusal) -> bool {
     matches!(
         refusal,
-        Refusal::Deny(Deny::RequestMalformed | Deny::NotImplemented | Deny::TargetMalformed | Deny::NotTls)
-            | Refusal::Fail(Fail::Draining | Fail::Overloaded)
+        Refusal::Deny(
+            Deny::RequestMalformed
+                | Deny::NotImplemented
+                | Deny::TargetMalformed
+                | Deny::NotTls
+                | Deny::ExecutionStopped
+        ) | Refusal::Fail(Fail::Draining | Fail::Overloaded)
     )
 }
 

@@ -19,7 +19,7 @@ use super::exchange::Answer;
 use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
 use super::respond::{self, AnswerBody};
-use crate::audit::finds::{FindReporter, StopCheck};
+use crate::audit::finds::{FindReporter, StreamFinds};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
@@ -90,7 +90,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         up: UpFilter {
             inner: up,
             limit: limit.clone(),
-            stop_check: record.stop_check(),
+            finds: record.stream_finds(),
             state: WriteState::new(&protocol_error),
         },
         down: DownFilter {
@@ -156,7 +156,7 @@ struct RelayDirections {
 struct UpFilter {
     inner: Upward,
     limit: ScanLimit,
-    stop_check: StopCheck,
+    finds: StreamFinds,
     /// State of the origin's side.
     state: WriteState,
 }
@@ -354,7 +354,7 @@ impl Filter for UpFilter {
         }
         let mut out = Vec::new();
         let passed = self.inner.pass(bytes, &mut out);
-        if let Err(error) = passed.and_then(|()| self.stop_check.check().map_err(RelayError::Stopped)) {
+        if let Err(error) = passed.and_then(|()| self.finds.check().map_err(RelayError::Stopped)) {
             let close_frame = websocket::close_frame(websocket::GOING_AWAY, true);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }

@@ -268,7 +268,7 @@ impl Budget {
     fn evict(&self, account: &mut Account, id: u64) {
         if let Some(body) = account.remove(id) {
             self.total.fetch_sub(body.held, Ordering::Relaxed);
-            body.counts.stop(Fail::Overloaded.into(), None);
+            body.counts.stop(Fail::Overloaded.into());
         }
     }
 

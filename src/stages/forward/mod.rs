@@ -323,7 +323,7 @@ impl Forwarder {
         let (mut response, lease) = tokio::select! {
             // Polled first: an exchange that has been revoked in the meantime must not start.
             biased;
-            refusal = &mut revocation => return Err(refusal),
+            refusal = &mut revocation => return Err(counts.revoked(refusal)),
             refusal = counts.wait_until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };

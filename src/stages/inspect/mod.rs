@@ -123,11 +123,14 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
                 let scanned = Box::pin(scan_buffered(outbound, data, trailers, &limit)).await;
                 scanned.map_err(|error| refusal_for(error, record))?;
             } else {
-                body.scan_while_sending(outbound, record.stop_check());
+                body.scan_while_sending(outbound, record.stream_finds());
             }
         }
     }
     check_placeholders(&grant, &body, record)?;
+    // Finds of other requests may have stopped the execution. Later stages take longer, which would show that this request
+    // was searched without a find.
+    record.check_execution()?;
     Ok(Cleared { grant, request: Request::from_parts(parts, body) })
 }
 

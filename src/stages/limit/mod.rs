@@ -220,7 +220,7 @@ pub async fn redact_and_check(received: OriginResponse, record: &mut Record) -> 
     response.body_mut().count(record.transfer_counts());
     if let Err(refusal) = record.finds_in_answer(response.body().finds(false)) {
         record_finds(response.body(), record);
-        return Err(refusal);
+        return Err(record.transfer_counts().revoked(refusal));
     }
     // The framing depends on the head alone, not on how much of the body has arrived.
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
@@ -289,7 +289,7 @@ async fn await_output(
     };
     let started_body = tokio::select! {
         biased;
-        refusal = revocation => return Err(refusal),
+        refusal = revocation => return Err(counts.revoked(refusal)),
         refusal = counts.wait_until_stopped() => return Err(refusal),
         started_body = started_body => started_body?,
     };
@@ -337,7 +337,7 @@ async fn watch(live: Arc<Mutex<Live>>, counts: Arc<TransferCounts>, limits: Watc
     let WatchLimits { idle, until, revocation } = limits;
     let refusal = tokio::select! {
         () = timed_out(&counts, idle, until) => Fail::RequestTimedOut.into(),
-        refusal = revocation => refusal,
+        refusal = revocation => counts.revoked(refusal),
         refusal = counts.wait_until_stopped() => refusal,
     };
     let (exchange, unsent, waker) = {
@@ -428,7 +428,7 @@ impl Body for ResponseBody {
         let error = loop {
             let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
             if let Err(refusal) = exchange.record.finds_in_answer(exchange.inner.finds(false)) {
-                exchange.record.failed(refusal);
+                exchange.record.failed(exchange.counts.revoked(refusal));
                 break BodyError::Over;
             }
             let Poll::Ready(frame) = polled else {

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::headers;
-use crate::audit::finds::StopCheck;
+use crate::audit::finds::StreamFinds;
 use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::coding::DecodeError;
@@ -75,7 +75,7 @@ pub struct RequestBody {
 /// A body that is scanned while it is sent.
 struct ScannedBody {
     outbound: OutboundBody,
-    stop_check: StopCheck,
+    finds: StreamFinds,
     /// The client has sent everything, and it has been scanned.
     ended: bool,
     /// The trailers until the data is sent. They have been scanned if `ended`.
@@ -307,7 +307,7 @@ impl RequestBody {
     }
 
     /// Scans the body while it is sent, as long as its execution is not stopped.
-    pub(crate) fn scan_while_sending(&mut self, outbound: OutboundBody, stop_check: StopCheck) {
+    pub(crate) fn scan_while_sending(&mut self, outbound: OutboundBody, finds: StreamFinds) {
         let pauses = if self.size_hint().exact().is_some() {
             PauseTimer::Disabled
         } else {
@@ -316,7 +316,7 @@ impl RequestBody {
         let limit = self.scan_limit().polled();
         self.scan = Some(Box::new(ScannedBody {
             outbound,
-            stop_check,
+            finds,
             ended: false,
             trailers: None,
             pauses,
@@ -329,15 +329,16 @@ impl RequestBody {
     fn poll_outbound(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Some(mut scan) = self.scan.take() else { return self.poll_source(cx) };
         let frame = self.poll_scan(&mut scan, cx);
-        let stopped = scan.stop_check.check();
-        self.scan = Some(scan);
-        let (refusal, found) = match (ready!(frame), stopped) {
-            (Ok(frame), Ok(())) => return Poll::Ready(frame.map(Ok)),
-            (Ok(_), Err(refusal)) => (refusal, None),
-            (Err(FrameError::Body(error)), _) => return Poll::Ready(Some(Err(error))),
-            (Err(FrameError::Stopped(error)), _) => error.refusal(),
-        };
-        self.counts.stop(refusal, found);
+        let finds = &self.scan.insert(scan).finds;
+        match ready!(frame) {
+            Ok(frame) => match finds.check() {
+                Ok(()) => return Poll::Ready(frame.map(Ok)),
+                Err(refusal) => self.counts.stop(refusal),
+            },
+            Err(FrameError::Body(error)) => return Poll::Ready(Some(Err(error))),
+            Err(FrameError::Stopped(OutboundError::Leak(found))) => self.counts.stop_at_find(found, finds),
+            Err(FrameError::Stopped(error)) => self.counts.stop(error.refusal().0),
+        }
         Poll::Ready(Some(Err(BodyError::Stopped)))
     }
 
@@ -416,7 +417,7 @@ impl RequestBody {
         self.idle_timer = None;
         self.counts.tick();
         match &frame {
-            Some(Err(error)) if is_malformed(error) => self.counts.stop(Deny::RequestMalformed.into(), None),
+            Some(Err(error)) if is_malformed(error) => self.counts.stop(Deny::RequestMalformed.into()),
             Some(Err(_)) => self.counts.client_failed(),
             Some(Ok(_)) | None => {}
         }
@@ -424,7 +425,7 @@ impl RequestBody {
         if let Some(left) = &mut self.remaining {
             let Some(rest) = left.checked_sub(length) else {
                 let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.limit.unwrap_or_default()));
-                self.counts.stop(refusal, None);
+                self.counts.stop(refusal);
                 return Poll::Ready(Some(Err(BodyError::Stopped)));
             };
             *left = rest;

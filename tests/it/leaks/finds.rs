@@ -216,6 +216,41 @@ async fn simultaneous_finds_over_the_limit_look_like_a_stopped_execution() {
     assert_eq!(codes, want.into());
 }
 
+/// The stop of an execution ends all its requests alike. The response does not show whether a request contained a value.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_with_a_find_over_the_limit_ends_like_any_other() {
+    const UPLOADS: usize = 40;
+    let (lab, origin) = lab("[leak]\nmax_finds = 3").await;
+    let mut clients = Vec::new();
+    for _ in 0..UPLOADS {
+        let mut client = lab.connect().await;
+        let (port, auth) = (origin.port(), auth());
+        let head = format!(
+            "POST https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {auth}\r\n\
+             Transfer-Encoding: chunked\r\n\r\n"
+        );
+        client.write_all(head.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    until_decided(&lab, UPLOADS).await;
+    for (at, client) in clients.iter().enumerate() {
+        let guess: String = if at % 2 == 0 { KEY.to_owned() } else { KEY.chars().rev().collect() };
+        let chunk = format!("{:x}\r\n{guess}\r\n", guess.len());
+        assert_eq!(client.try_write(chunk.as_bytes()).unwrap(), chunk.len());
+    }
+    let mut forms = std::collections::BTreeMap::<_, usize>::new();
+    for mut client in clients {
+        let answer = timeout(lab::TIMEOUT, read_to_end(&mut client)).await.unwrap();
+        let is_fixed = |line: &&str| !["exeat-request-id", "date"].iter().any(|name| line.starts_with(name));
+        let form: Vec<_> = answer.lines().filter(is_fixed).filter(|line| !line.contains("instance")).collect();
+        if answer.contains("leak_detected") {
+            continue;
+        }
+        *forms.entry(form.join("\n")).or_default() += 1;
+    }
+    assert!(forms.len() == 1 && forms.values().eq([&(UPLOADS - 3)]), "{forms:#?}");
+}
+
 /// The limit is three unless the configuration sets another.
 #[tokio::test]
 async fn the_default_limit_is_three_finds() {
