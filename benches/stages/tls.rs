@@ -8,7 +8,7 @@ use exeat::tls::authority::Authority;
 
 pub(crate) fn bench(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().unwrap();
-    let authority = Authority::load_or_create(&dir.path().join("ca.pem"), &dir.path().join("ca-key.pem")).unwrap();
+    let authority = Authority::of(&dir.path().join("ca.pem"), Some(&dir.path().join("ca-key.pem"))).unwrap();
     let mut group = criterion.benchmark_group("leaf certificate");
     let mut hosts = (0_u64..).map(|n| Host::parse(&format!("host{n}.example.com")).unwrap());
     group.bench_function("new host", |bench| {

@@ -163,7 +163,7 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
 fn ca_files(settings: &Settings, ca_dir: Option<&Path>) -> io::Result<(PathBuf, PathBuf)> {
     let Interception { ca_cert, ca_key, .. } = &settings.interception;
     let authority = Authority::of(ca_cert, ca_key.as_deref()).map_err(io::Error::other)?;
-    let bundle = write_bundle(&settings.state_dir, authority.ca_pem())?;
+    let bundle = write_bundle(&settings.state_dir, &authority.ca_pem())?;
     Ok(match ca_dir {
         Some(dir) => (dir.join("ca.pem"), dir.join(BUNDLE_FILE)),
         None => (ca_cert.clone(), bundle),

@@ -153,6 +153,15 @@ enum CaAction {
     Show,
     /// Print it together with the system's root certificates as a PEM bundle
     Bundle,
+    /// Create the CA that is to replace it, for clients to trust. It does not issue certificates yet
+    Prepare,
+    /// Let the prepared CA issue the certificates. Clients are still told to trust the old one, too
+    ///
+    /// A running daemon uses it from its next reload. Clients that do not trust it yet will refuse the connections, so give
+    /// all of them the bundle after `exeat ca prepare` first. Without one, a new CA is created.
+    Rotate,
+    /// Stop telling clients to trust earlier CAs
+    Retire,
 }
 
 #[derive(Subcommand)]

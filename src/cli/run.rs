@@ -183,7 +183,7 @@ async fn run_command(
     let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
     let ours = || daemon.proxy_addresses().first().map(ToString::to_string);
     let address = own_loopback.or_else(ours).ok_or_else(|| failed(&"the proxy has no address"))?;
-    let bundle = env::write_bundle(directory.path(), daemon.ca_pem()).map_err(|error| failed(&error))?;
+    let bundle = env::write_bundle(directory.path(), &daemon.ca_pem()).map_err(|error| failed(&error))?;
     let seen = |path: PathBuf| match path.file_name() {
         Some(name) if args.isolate => Path::new(isolate::CERTIFICATES).join(name),
         _ => path,

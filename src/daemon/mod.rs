@@ -187,7 +187,7 @@ impl Daemon {
 
     /// Returns the interception CA's certificate in PEM.
     #[must_use]
-    pub fn ca_pem(&self) -> &str {
+    pub fn ca_pem(&self) -> String {
         self.services.authority.ca_pem()
     }
 

@@ -143,6 +143,13 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
     if let Err(error) = services.forwarder.renew() {
         tracing::error!(%error, "the old lists of revoked certificates stay in use");
     }
+    match services.authority.renew() {
+        Ok(false) => {}
+        Ok(true) => {
+            tracing::info!(sha256 = services.authority.fingerprint(), "the files of the interception CA have changed")
+        }
+        Err(error) => tracing::error!(%error, "the old interception CA stays in use"),
+    }
     // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
     match file.load_with(&vault::Reader::of(&services.settings.vault), false) {
         Ok(mut config) => {

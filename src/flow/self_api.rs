@@ -183,7 +183,7 @@ impl SelfRequest<'_> {
             Page::Destination(_) => SelfReply::MethodNotAllowed("GET"),
             _ if method != Method::GET => SelfReply::MethodNotAllowed("GET"),
             Page::About => self.about().await?,
-            Page::Authority => SelfReply::Authority(self.services.authority.ca_pem().to_owned()),
+            Page::Authority => SelfReply::Authority(self.services.authority.ca_pem()),
             Page::Approvals => self.approvals().await?,
             Page::Approval(id) => self.approval(&id).await?,
         };

@@ -2,6 +2,7 @@
 //! revocation lists, limits of verification, failure kinds, and certificate probes.
 
 pub mod authority;
+pub mod ca_files;
 pub mod crl;
 pub mod failure;
 pub mod hello;

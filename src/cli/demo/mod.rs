@@ -123,9 +123,8 @@ async fn next_verdict(log: &Path, seen: &mut usize) -> io::Result<Line> {
 /// Starts the origins, the DNS server and the proxy, and creates the scenes with their ports.
 async fn set_up(dir: &Path) -> io::Result<Demo> {
     let origin_ca =
-        Authority::load_or_create(&dir.join("origin-ca.pem"), &dir.join("origin-key.pem")).map_err(io::Error::other)?;
-    let stranger =
-        Authority::load_or_create(&dir.join("x-ca.pem"), &dir.join("x-key.pem")).map_err(io::Error::other)?;
+        Authority::of(&dir.join("origin-ca.pem"), Some(&dir.join("origin-key.pem"))).map_err(io::Error::other)?;
+    let stranger = Authority::of(&dir.join("x-ca.pem"), Some(&dir.join("x-key.pem"))).map_err(io::Error::other)?;
     let host = |name: &str| Host::parse(name).map_err(io::Error::other);
     let config = |ca: &Authority, name: &str| ca.server_config(&host(name)?).map_err(io::Error::other);
     let api = origin::https(config(&origin_ca, "api.test")?).await?.port();

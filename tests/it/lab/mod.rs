@@ -54,8 +54,7 @@ impl LabBuilder {
     pub async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let origin_ca =
-            Authority::load_or_create(&dir.path().join("origin-ca.pem"), &dir.path().join("origin-ca-key.pem"))
-                .unwrap();
+            Authority::of(&dir.path().join("origin-ca.pem"), Some(&dir.path().join("origin-ca-key.pem"))).unwrap();
         Self { dir, dns: ScriptedDns::start().await.unwrap(), origin_ca }
     }
 

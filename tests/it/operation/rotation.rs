@@ -1,4 +1,4 @@
-//! Tokens and the vault's key are replaced while requests are made: none of them fails.
+//! Tokens, the vault's key and the interception CA are replaced while requests are made: none of them fails.
 
 use std::fs;
 use std::io::Write;
@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine;
 use http::Request;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio::io::AsyncWriteExt;
 use tokio::task::AbortHandle;
 
-use crate::lab::client::{empty, h1};
+use crate::lab::client::{client_config, empty, h1, read_head};
 use crate::lab::{LabBuilder, Reply, wait_until};
 use crate::operation::cli::{Served, exeat, output, text};
 
@@ -289,4 +292,126 @@ async fn the_vaults_key_can_move_to_another_source() {
     assert!(unnamed.status.code() == Some(2) && text(&unnamed.stderr).contains("--new-key"), "{unnamed:?}");
     let same = with_key(&["secret", "rekey", "--new-key", "env:NEW_KEY", "-c", "e.toml"]).await;
     assert!(same.status.code() == Some(1) && text(&same.stderr).contains("the one in use"), "{same:?}");
+}
+
+/// Certificates in PEM, as a client trusts them.
+fn roots(pem: &str) -> rustls::RootCertStore {
+    let mut roots = rustls::RootCertStore::empty();
+    for cert in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+        roots.add(cert.unwrap()).unwrap();
+    }
+    roots
+}
+
+impl Stage {
+    /// Sends a request in a new tunnel, as a client that trusts these certificates. Returns the status.
+    async fn in_tunnel(served: &Served, url: &str, roots: &rustls::RootCertStore) -> Result<u16, String> {
+        let to = url.split('/').nth(2).unwrap();
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let mut stream = tokio::net::TcpStream::connect(served.proxy()).await.unwrap();
+        let basic = base64::engine::general_purpose::STANDARD.encode(format!("agent:{OLD}-agent"));
+        let head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: Basic {basic}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let answer = read_head(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let config = client_config(roots.clone(), &["http/1.1"]);
+        let name = to.split(':').next().unwrap().to_owned().try_into().unwrap();
+        let tls = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+        let tls = tls.map_err(|error| error.to_string())?;
+        let request = Request::get("/").header("host", to).body(empty()).unwrap();
+        Ok(Reply::read(h1(tls, request).await).await.status.as_u16())
+    }
+
+    /// Returns the certificates that the daemon tells clients to trust.
+    async fn handed_out(&self) -> String {
+        let request = Request::get("/v1/self/ca.pem").header("host", self.served.proxy());
+        let basic = base64::engine::general_purpose::STANDARD.encode(format!("agent:{OLD}-agent"));
+        let reply = ask(self.served.proxy(), request.header("proxy-authorization", format!("Basic {basic}"))).await;
+        assert_eq!(reply.status, 200);
+        reply.text().to_owned()
+    }
+
+    async fn reread(&self) {
+        let before = self.served.stderr().matches("a new policy is in force").count();
+        self.served.signal(rustix::process::Signal::HUP);
+        wait_until("the files are read again", || {
+            self.served.stderr().matches("a new policy is in force").count() > before
+        })
+        .await;
+    }
+
+    async fn ca(&self, action: &str) -> String {
+        let done = self.command(&["ca", action]).await;
+        assert!(done.status.success(), "{action}: {done:?}");
+        text(&done.stdout) + &text(&done.stderr)
+    }
+}
+
+/// A client that gets the certificates while both are handed out never meets one that it does not trust.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ca_is_replaced_without_a_failed_request() {
+    let (stage, _origin) = Stage::start("token = \"file:agent.old\"").await;
+    let old_alone = stage.handed_out().await;
+    let count = |pem: &str| pem.matches("BEGIN CERTIFICATE").count();
+    assert_eq!(count(&old_alone), 1);
+    let tunnel = async |pem: &str| Stage::in_tunnel(&stage.served, &stage.url, &roots(pem)).await;
+    assert_eq!(tunnel(&old_alone).await, Ok(200));
+
+    assert!(stage.ca("prepare").await.contains("exeat ca rotate"));
+    assert!(stage.ca("show").await.contains("next"));
+    let early = stage.command(&["ca", "retire"]).await;
+    assert!(!early.status.success() && text(&early.stderr).contains("exeat ca rotate"), "{early:?}");
+    stage.reread().await;
+    let both = stage.handed_out().await;
+    assert_eq!(count(&both), 2);
+    assert!(stage.ca("bundle").await.starts_with(&both));
+    assert_eq!(tunnel(&old_alone).await, Ok(200), "the old one still issues");
+
+    let succeeded = Arc::new(AtomicUsize::new(0));
+    let load: Vec<_> = (0..4)
+        .map(|_| {
+            let (served, url, both) = (stage.served.clone(), stage.url.clone(), roots(&both));
+            let succeeded = succeeded.clone();
+            tokio::spawn(async move {
+                while Stage::in_tunnel(&served, &url, &both).await == Ok(200) {
+                    succeeded.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    let goes_on = async || {
+        let before = succeeded.load(Ordering::SeqCst);
+        wait_until("requests succeed", || succeeded.load(Ordering::SeqCst) > before + 20).await;
+    };
+    goes_on().await;
+    let said = stage.ca("rotate").await;
+    assert!(!said.contains("warning") && said.contains("exeat ca retire"), "{said}");
+    assert!(stage.ca("show").await.contains("earlier"));
+    goes_on().await;
+    stage.reread().await;
+    goes_on().await;
+    assert!(tunnel(&old_alone).await.unwrap_err().contains("certificate"), "the new one issues");
+    assert_eq!(stage.handed_out().await.lines().count(), both.lines().count());
+    stage.ca("retire").await;
+    stage.reread().await;
+    goes_on().await;
+    assert!(load.iter().all(|load| !load.is_finished()), "a request failed");
+    for load in load {
+        load.abort();
+    }
+    let new_alone = stage.handed_out().await;
+    assert!(count(&new_alone) == 1 && new_alone != old_alone && both.contains(&new_alone));
+    assert_eq!(tunnel(&new_alone).await, Ok(200));
+}
+
+/// A CA that cannot be used does not replace the one in use, and the reload goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unusable_ca_does_not_replace_the_one_in_use() {
+    let (stage, _origin) = Stage::start("token = \"file:agent.old\"").await;
+    let pem = stage.handed_out().await;
+    fs::write(stage.builder.dir.path().join("state/exeat/ca.pem"), "garbage").unwrap();
+    stage.reread().await;
+    assert!(stage.served.stderr().contains("the old interception CA stays in use"), "{}", stage.served.stderr());
+    assert_eq!(stage.handed_out().await, pem);
+    assert_eq!(Stage::in_tunnel(&stage.served, &stage.url, &roots(&pem)).await, Ok(200));
 }
