@@ -353,10 +353,13 @@ impl Filter for UpFilter {
             self.inner.await_close();
         }
         let mut out = Vec::new();
-        let passed = self.inner.pass(bytes, &mut out);
-        if let Err(error) = passed.and_then(|()| self.finds.check().map_err(RelayError::Stopped)) {
+        let was_between_frames = self.inner.is_between_frames();
+        if let Err(error) = self.inner.pass(bytes, &mut out) {
             let close_frame = websocket::close_frame(websocket::GOING_AWAY, true);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
+        } else if let Err(refusal) = self.finds.check() {
+            // The output is not written.
+            self.state.end_direction(RelayError::Stopped(refusal), was_between_frames, &[], &mut Vec::new())?;
         }
         Ok(Cow::Owned(out))
     }
@@ -394,10 +397,12 @@ impl Filter for DownFilter {
     }
 
     fn pause(&mut self) -> io::Result<Vec<u8>> {
+        // The rest of a frame whose head has been written may be held.
+        let was_between_frames = self.inner.is_between_frames();
         let paused = self.inner.pause();
         if let Err(refusal) = self.finder.reached(self.inner.finds(false)) {
             let stopped = RelayError::Stopped(refusal);
-            self.state.end_direction(stopped, self.inner.is_between_frames(), &[], &mut Vec::new())?;
+            self.state.end_direction(stopped, was_between_frames, &[], &mut Vec::new())?;
         }
         Ok(paused)
     }

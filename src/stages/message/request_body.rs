@@ -45,12 +45,21 @@ pub enum BodyError {
     /// The body cannot be decoded, or not within the decoding limits.
     #[error("the body cannot be decoded")]
     Unread(#[source] DecodeError),
-    /// The body contains a protected value, cannot be scanned, or exceeds a limit.
+    /// The request must not be sent further: the body contains a protected value, cannot be scanned, or exceeds a limit, or
+    /// the exchange is over. An origin over HTTP/2 sees the code in the source.
     #[error("the body was blocked")]
-    Stopped,
+    Stopped(#[source] h2::Error),
     /// No data arrived for too long, or the exchange took too long.
     #[error("the body timed out")]
     TimedOut,
+}
+
+impl BodyError {
+    /// The error of a request that must not be sent further. Its stream to the origin is reset with the code of requests that
+    /// are dropped (RFC 9113 §7), so that the origin does not learn whether this one contained a value.
+    fn stopped() -> Self {
+        Self::Stopped(h2::Reason::CANCEL.into())
+    }
 }
 
 /// A request body on its way to the origin.
@@ -225,7 +234,7 @@ impl RequestBody {
                 BodyError::Over
                 | BodyError::Peer(_)
                 | BodyError::Truncated
-                | BodyError::Stopped
+                | BodyError::Stopped(_)
                 | BodyError::Unread(_) => Refusal::from(Deny::RequestMalformed),
             })?;
             match frame.into_data() {
@@ -339,7 +348,7 @@ impl RequestBody {
             Err(FrameError::Stopped(OutboundError::Leak(found))) => self.counts.stop_at_find(found, finds),
             Err(FrameError::Stopped(error)) => self.counts.stop(error.refusal().0),
         }
-        Poll::Ready(Some(Err(BodyError::Stopped)))
+        Poll::Ready(Some(Err(BodyError::stopped())))
     }
 
     fn poll_scan(
@@ -426,7 +435,7 @@ impl RequestBody {
             let Some(rest) = left.checked_sub(length) else {
                 let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.limit.unwrap_or_default()));
                 self.counts.stop(refusal);
-                return Poll::Ready(Some(Err(BodyError::Stopped)));
+                return Poll::Ready(Some(Err(BodyError::stopped())));
             };
             *left = rest;
         }
@@ -452,7 +461,7 @@ impl Body for RequestBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if this.counts.is_over() {
-            return Poll::Ready(Some(Err(BodyError::Over)));
+            return Poll::Ready(Some(Err(BodyError::stopped())));
         }
         let mut frame = ready!(this.poll_outbound(cx));
         if let Some(Ok(passing)) = &mut frame {

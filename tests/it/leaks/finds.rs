@@ -1,6 +1,6 @@
 //! An execution with too many finds in its requests is stopped, on every way in, and no other execution is.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -10,9 +10,10 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use crate::lab::client::{Way, auth, empty, h1, read_to_end};
-use crate::lab::{self, KEY, Lab, LabBuilder, Origin, REFUSE_OUTSIDE};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, REFUSE_OUTSIDE, h2};
 
 /// A value that is valid in a host name.
 const HOST_NAME_SAFE: &str = "ghp7q2zt9lmx4vbn8kcyw3p";
@@ -249,6 +250,74 @@ async fn a_request_with_a_find_over_the_limit_ends_like_any_other() {
         *forms.entry(form.join("\n")).or_default() += 1;
     }
     assert!(forms.len() == 1 && forms.values().eq([&(UPLOADS - 3)]), "{forms:#?}");
+}
+
+/// An origin over HTTP/2 that resets nothing itself. It notes the codes with which its streams are reset.
+async fn origin_of_frames(builder: &LabBuilder) -> (u16, Arc<Mutex<Vec<u32>>>) {
+    let mut config = builder.server_config("api.test").as_ref().clone();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let tls = TlsAcceptor::from(Arc::new(config));
+    builder.dns.set("api.test", &["127.0.0.1"]);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, codes) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<u32>>>::default());
+    let noted = codes.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (tls, noted) = (tls.clone(), noted.clone());
+            tokio::spawn(async move {
+                let Ok(mut io) = tls.accept(stream).await else { return };
+                let settings = h2::frame(h2::SETTINGS, 0, 0, &[]);
+                io.write_all(&[settings, h2::frame(h2::SETTINGS, 1, 0, &[])].concat()).await.unwrap();
+                let _ = io.read_exact(&mut [0; h2::PREFACE.len()]).await;
+                while let Some(frame) = h2::read_frame(&mut io).await {
+                    if frame.kind == h2::RST_STREAM {
+                        noted.lock().unwrap().push(u32::from_be_bytes(frame.payload.try_into().unwrap()));
+                    }
+                }
+            });
+        }
+    });
+    (port, codes)
+}
+
+/// The origin may be an accomplice of the sandbox. It must not see which of the stopped requests contained a value.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_sees_the_same_reset_of_requests_with_and_without_a_find() {
+    let builder = LabBuilder::new().await;
+    let (port, codes) = origin_of_frames(&builder).await;
+    let policy = format!(
+        "[leak]\nmax_finds = 3\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n[credentials.KEY]\n\
+         auth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n[tasks.t]\nintegrations = [\"api\"]\n\
+         credentials = [\"KEY\"]\n"
+    );
+    let lab = builder.proxy(&policy).await;
+    let open = async |guesses: usize| {
+        let mut clients = Vec::new();
+        for _ in 0..guesses {
+            let mut client = lab.connect().await;
+            let auth = auth();
+            let head = format!(
+                "POST https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {auth}\r\n\
+                 Transfer-Encoding: chunked\r\n\r\n4\r\nopen\r\n"
+            );
+            client.write_all(head.as_bytes()).await.unwrap();
+            clients.push(client);
+        }
+        clients
+    };
+    let mut clients = open(24).await;
+    until_decided(&lab, 24).await;
+    for (at, client) in clients.iter().enumerate() {
+        let guess: String = if at % 2 == 0 { KEY.to_owned() } else { KEY.chars().rev().collect() };
+        let chunk = format!("{:x}\r\n{guess}\r\n", guess.len());
+        assert_eq!(client.try_write(chunk.as_bytes()).unwrap(), chunk.len());
+    }
+    for client in &mut clients {
+        assert!(timeout(lab::TIMEOUT, read_to_end(client)).await.unwrap().starts_with("HTTP/1.1 403"));
+    }
+    wait_until(|| codes.lock().unwrap().len() == 24).await;
+    const CANCEL: u32 = 8;
+    assert_eq!(*codes.lock().unwrap(), [CANCEL; 24]);
 }
 
 /// The limit is three unless the configuration sets another.

@@ -216,6 +216,31 @@ async fn parts_of_the_sent_value_in_open_responses_confirm_no_more_guesses_than_
     assert!(shown < 3, "{shown} masks");
 }
 
+/// The find that stops the execution is in a frame whose head has been written. No close frame is written within that frame.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_within_a_frame_leaves_no_close_frame_in_it() {
+    let field = three_finds(SHORT).await;
+    let part = &SHORT.as_bytes()[..SHORT.len() / 2 + 1];
+    let fragment = unmasked(1, false, part);
+    let words = Words { pieces: vec![fragment.clone()], silent: true, ..Words::default() };
+    field.origin(Way::Http).says("part", words);
+    let mut ended = Vec::new();
+    for n in 0..3 {
+        let (mut stream, mut received) = field.socket(Way::Http, "part").await;
+        let whole = |received: &[u8]| received.len() >= fragment.len();
+        let read = async {
+            while (n == 2 || !whole(&received)) && stream.read_buf(&mut received).await.is_ok_and(|read| read > 0) {}
+        };
+        tokio::time::timeout(TIMEOUT, read).await.expect("a mask or the end");
+        if n < 2 {
+            assert!(received.ends_with(&vec![b'*'; part.len()]), "{n}: {received:?}");
+        }
+        ended.push((stream, received));
+    }
+    let (_, last) = ended.pop().unwrap();
+    assert_eq!(last, fragment[..2], "the head of the frame, and nothing within it");
+}
+
 /// The fields of a WebSocket handshake count before it is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn fields_of_a_handshake_confirm_no_more_guesses_than_the_limit() {
