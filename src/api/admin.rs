@@ -77,8 +77,8 @@ impl Admin {
 
     async fn serve_accepted(self: Arc<Self>, accepted: Accepted, slot: Slot) {
         match accepted {
-            Accepted::Tcp(stream, _) => self.serve(stream, false, slot).await,
-            Accepted::Unix(stream, uid) => self.serve(stream, self.is_trusted(uid), slot).await,
+            Accepted::Tcp(stream, ..) => self.serve(stream, false, slot).await,
+            Accepted::Unix(stream, uid, _) => self.serve(stream, self.is_trusted(uid), slot).await,
         }
     }
 

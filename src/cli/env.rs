@@ -13,7 +13,7 @@ use crate::files;
 use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::rule::Task;
-use crate::policy::settings::{Interception, ListenAt, Settings};
+use crate::policy::settings::{Interception, ProxyListener, Settings};
 use crate::tls::authority::Authority;
 
 /// The variables that name the proxy. Both cases are set: curl reads only the lower-case `http_proxy`, others read only
@@ -106,14 +106,22 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
         paths::report_unknown_task(loaded.policy.tasks().map(|task| task.name().as_str()), task);
         return Exit::Failed;
     }
-    let Some(token) = config.and_then(|path| static_token(path, task)) else {
+    let token = config.and_then(|path| static_token(path, task));
+    let known = TaskName::new(task);
+    // A listener of another task accepts no token of this one. Without a token, the listener must know the task.
+    let is_usable = |listener: &&ProxyListener| match &listener.tasks.all {
+        Some(task) => *task == known,
+        None => token.is_some() || listener.tasks.tasks().any(|task| *task == known),
+    };
+    let usable: Vec<_> = settings.proxy.listeners.iter().filter(is_usable).collect();
+    if usable.iter().all(|listener| listener.at.tcp().is_none()) && token.is_none() {
         say(format_args!(
             "exeat: the task {task:?} has no static token; `exeat execution start {task}` starts an execution with its own \
              token"
         ));
         return Exit::Failed;
-    };
-    let mut tcp = settings.proxy.listen.iter().filter_map(ListenAt::tcp);
+    }
+    let mut tcp = usable.into_iter().filter_map(|listener| listener.at.tcp());
     let Some(listen) = tcp.find(|address| address.port() != 0) else {
         say("exeat: proxy.listen has no TCP address with a fixed port");
         return Exit::Failed;
@@ -139,8 +147,11 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
         }
     };
     let scheme = if settings.proxy.tls.is_some() { "https" } else { "http" };
-    let shown_token = if args.format == Format::K8s { format!("$({TOKEN_VARIABLE})") } else { token.clone() };
-    let url = format!("{scheme}://{task}:{shown_token}@{reached_at}");
+    let url = match &token {
+        None => format!("{scheme}://{reached_at}"),
+        Some(_) if args.format == Format::K8s => format!("{scheme}://{task}:$({TOKEN_VARIABLE})@{reached_at}"),
+        Some(token) => format!("{scheme}://{task}:{token}@{reached_at}"),
+    };
     let fixed = variables(&url, &ca, &bundle).into_iter();
     let mut variables: Vec<(String, String)> = fixed.map(|(name, value)| (name.to_owned(), value)).collect();
     if let Some(task) = loaded.policy.task(&TaskName::new(task)).filter(|_| !args.no_credentials) {
@@ -155,7 +166,7 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
         say("exeat: a path has control characters, which this format cannot have");
         return Exit::Failed;
     }
-    print(format_for(&variables, args.format, &token));
+    print(format_for(&variables, args.format, token.as_deref()));
     Exit::Done
 }
 
@@ -253,7 +264,7 @@ fn percent_encode(text: &str) -> String {
     })
 }
 
-fn format_for(variables: &[(String, String)], format: Format, token: &str) -> String {
+fn format_for(variables: &[(String, String)], format: Format, token: Option<&str>) -> String {
     let with_emptied = || {
         let emptied = NO_PROXY_VARIABLES.iter().map(|name| (*name, ""));
         variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).chain(emptied)
@@ -268,10 +279,12 @@ fn format_for(variables: &[(String, String)], format: Format, token: &str) -> St
             // A JSON string is one in YAML.
             let entry =
                 |name: &str, value: &str| format!("  - name: {name}\n    value: {}\n", serde_json::Value::from(value));
-            let token = format!(
-                "  # Or a key of a secret with this value, percent-encoded: valueFrom: {{secretKeyRef: {{name: …, key: …}}}}\n{}",
-                entry(TOKEN_VARIABLE, token)
-            );
+            let token = token.map_or_else(String::new, |token| {
+                format!(
+                    "  # Or a key of a secret with this value, percent-encoded: valueFrom: {{secretKeyRef: {{name: …, key: …}}}}\n{}",
+                    entry(TOKEN_VARIABLE, token)
+                )
+            });
             let others = with_emptied().map(|(name, value)| {
                 // `$(NAME)` refers to an earlier entry, and `$$` is `$`.
                 let reference = format!("$({TOKEN_VARIABLE})");
@@ -325,7 +338,7 @@ mod tests {
     #[test]
     fn values_survive_the_shell() {
         let nasty = [("X".to_owned(), "it's $HOME `id` \\".to_owned())];
-        let script = format!("{}printf %s \"$X\"", format_for(&nasty, Format::Sh, ""));
+        let script = format!("{}printf %s \"$X\"", format_for(&nasty, Format::Sh, None));
         let out = std::process::Command::new("sh").arg("-c").arg(script).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&out.stdout), nasty[0].1);
     }
@@ -336,11 +349,11 @@ mod tests {
             ("X".to_owned(), "a \"b\" $HOME $(id) \\".to_owned()),
             ("P".to_owned(), "http://t:$(EXEAT_TOKEN)@h:1".to_owned()),
         ];
-        let file = format_for(&nasty[..1], Format::EnvFile, "s3cr3t");
+        let file = format_for(&nasty[..1], Format::EnvFile, Some("s3cr3t"));
         assert!(file.starts_with("X=a \"b\" $HOME $(id) \\\nNO_PROXY=\n"), "{file}");
-        let docker = format_for(&nasty[..1], Format::Dockerfile, "s3cr3t");
+        let docker = format_for(&nasty[..1], Format::Dockerfile, Some("s3cr3t"));
         assert!(docker.starts_with("ENV X=\"a \\\"b\\\" \\$HOME \\$(id) \\\\\"\nENV NO_PROXY=\"\"\n"), "{docker}");
-        let k8s = format_for(&nasty, Format::K8s, "s3cr3t");
+        let k8s = format_for(&nasty, Format::K8s, Some("s3cr3t"));
         let entries = [
             "env:\n  # Or",
             "  - name: EXEAT_TOKEN\n    value: \"s3cr3t\"\n",

@@ -390,7 +390,7 @@ fn of_flags(mut problems: Vec<Problem>, flags: &HashMap<String, &'static str>) -
 fn put_listener(table: &mut Table, args: &RunArgs, state: &Path) {
     // The authentication settings of the daemon's listeners do not apply to this one.
     if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
-        for key in ["tls", "unix_tasks", "unix_mode"] {
+        for key in ["tls", "unix_tasks", "unix_mode", "listeners", "cidr_tasks"] {
             proxy.remove(key);
         }
     }

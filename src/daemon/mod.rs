@@ -111,8 +111,15 @@ impl Daemon {
     ) -> Result<Self, StartError> {
         let mut listeners = inherited.proxy;
         if listeners.is_empty() {
-            for at in &settings.proxy.listen {
-                listeners.push(bind(at, settings.proxy.unix_mode).await?);
+            for configured in &settings.proxy.listeners {
+                let mut listener = bind(&configured.at, settings.proxy.unix_mode).await?;
+                listener.set_tasks(configured.tasks.clone());
+                listeners.push(listener);
+            }
+        } else {
+            for listener in &mut listeners {
+                let configured = settings.proxy.listeners.iter().find(|configured| configured.at == *listener.at());
+                listener.set_tasks(configured.map_or(&settings.proxy.tasks, |configured| &configured.tasks).clone());
             }
         }
         let admin_listener = match (inherited.admin, &settings.admin.listen) {

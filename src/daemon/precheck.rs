@@ -63,8 +63,8 @@ pub fn find(settings: &Settings) -> Found {
     if found.problems.iter().all(|problem| problem.path != STATE_DIR) {
         check_secrets(settings, &mut found);
     }
-    for at in &settings.proxy.listen {
-        check_address("proxy.listen", at, &mut found);
+    for listener in &settings.proxy.listeners {
+        check_address(&listener.key, &listener.at, &mut found);
     }
     if let Some(at) = &settings.admin.listen {
         check_address("admin.listen", at, &mut found);

@@ -62,7 +62,7 @@ fn handle_step(services: &Arc<Services>, step: QueueStep<Accepted>, response_per
             let served = serve(services.clone(), accepted, slot.into(), member.clone());
             services.tracker.spawn(member.run(served));
         }
-        QueueStep::Close(accepted) => record_eviction(services, &services.connection_setup.peer(&accepted)),
+        QueueStep::Close(accepted) => record_eviction(services, &accepted.peer()),
         QueueStep::Refuse(accepted) => {
             if let Ok(permit) = response_permits.clone().try_acquire_owned() {
                 let services = services.clone();
@@ -83,7 +83,7 @@ fn record_eviction(services: &Services, peer: &Peer) {
 
 /// Serves a connection until it ends, loses its slot, or the daemon aborts.
 async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>, member: Membership) {
-    let peer = services.connection_setup.peer(&accepted);
+    let peer = accepted.peer();
     tokio::select! {
         () = services.abort.cancelled() => {}
         () = slot.evicted() => record_eviction(&services, &peer),
@@ -93,7 +93,7 @@ async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>, mem
 }
 
 async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>, member: Membership) {
-    let peer = services.connection_setup.peer(&accepted);
+    let peer = accepted.peer();
     let deadline = Instant::now() + services.settings.proxy.handshake_timeout;
     let deadline = slot.deadline().map_or(deadline, |slot_deadline| slot_deadline.min(deadline));
     let Opened { stream, peer, watch } = match timeout_at(deadline, services.connection_setup.open(accepted)).await {
@@ -120,11 +120,11 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
 
 /// Refuses a connection with an HTTP response, if the listener does not use TLS.
 async fn refuse_overloaded(services: &Services, accepted: Accepted) {
-    let response = respond::raw(Fail::Overloaded.into(), services.record(&services.connection_setup.peer(&accepted)));
+    let response = respond::raw(Fail::Overloaded.into(), services.record(&accepted.peer()));
     let _ = match accepted {
-        Accepted::Tcp(_, _) if services.connection_setup.has_tls() => return,
-        Accepted::Tcp(stream, _) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
-        Accepted::Unix(stream, _) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
+        Accepted::Tcp(..) if services.connection_setup.has_tls() => return,
+        Accepted::Tcp(stream, ..) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
+        Accepted::Unix(stream, ..) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
     };
 }
 

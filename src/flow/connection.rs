@@ -23,7 +23,7 @@ use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
 use crate::policy::rule::Policy;
-use crate::stages::identify::Caller;
+use crate::stages::identify::{Caller, Proof};
 use crate::stages::{authorize, identify, parse};
 
 /// The result of a request to the proxy.
@@ -174,6 +174,9 @@ async fn handle(
     }
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
+    if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {
+        self_api::check_host(request.headers(), record)?;
+    }
     let slot = client.connection_slots.acquire(&services.caller_connections, caller.execution());
     // Before anything that may take long: an unidentified connection is closed for a newer one.
     let is_admitted = slot.is_ok() && client.slot.identify();

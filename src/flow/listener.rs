@@ -19,7 +19,7 @@ use super::disconnect::{ClientSocket, DisconnectWatch};
 use crate::admission::Source;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
-use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
+use crate::policy::settings::{ListenAt, ListenerTasks, Proxy, ProxyTls};
 use crate::socket_options;
 use crate::tls::listener;
 use crate::tls::listener::ListenerTlsError;
@@ -32,6 +32,8 @@ const BACKLOG: u32 = 4096;
 pub struct Listener {
     socket: Socket,
     at: ListenAt,
+    /// The tasks of its clients.
+    tasks: ListenerTasks,
     /// The socket file that this process created. It is removed on drop.
     _file: Option<SocketFile>,
 }
@@ -50,11 +52,11 @@ pub struct Inherited {
     pub admin: Option<Listener>,
 }
 
-/// An accepted connection, before any handshake.
+/// An accepted connection, before any handshake, with the task that its listener knows.
 pub(crate) enum Accepted {
-    Tcp(TcpStream, std::net::SocketAddr),
+    Tcp(TcpStream, std::net::SocketAddr, Option<TaskName>),
     /// With the user id of the peer.
-    Unix(UnixStream, u32),
+    Unix(UnixStream, u32, Option<TaskName>),
 }
 
 /// The client's side of a connection, ready for HTTP.
@@ -71,11 +73,20 @@ pub(crate) struct Opened {
 }
 
 impl Accepted {
+    /// Returns the peer's identity as known before a handshake.
+    pub(crate) fn peer(&self) -> Peer {
+        match self {
+            Self::Tcp(_, address, None) => Peer::tcp(*address),
+            Self::Tcp(_, address, Some(task)) => Peer::at_address(*address, task.clone()),
+            Self::Unix(_, uid, task) => Peer::unix(*uid, task.clone()),
+        }
+    }
+
     /// Returns the source that the limits on unidentified connections apply to.
     pub(crate) fn source(&self) -> Source {
         match self {
-            Self::Tcp(_, address) => address.ip().into(),
-            Self::Unix(_, uid) => Source::Unix(*uid),
+            Self::Tcp(_, address, _) => address.ip().into(),
+            Self::Unix(_, uid, _) => Source::Unix(*uid),
         }
     }
 }
@@ -125,7 +136,8 @@ impl Listener {
                 let socket = UnixListener::bind(path)?;
                 let file = SocketFile::of(path)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), _file: Some(file) })
+                let tasks = ListenerTasks::default();
+                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), tasks, _file: Some(file) })
             }
         }
     }
@@ -136,7 +148,7 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn tcp(socket: TcpListener) -> io::Result<Self> {
         let at = ListenAt::Tcp(socket.local_addr()?);
-        Ok(Self { socket: Socket::Tcp(socket), at, _file: None })
+        Ok(Self { socket: Socket::Tcp(socket), at, tasks: ListenerTasks::default(), _file: None })
     }
 
     /// Wraps a Unix socket that is already listening. Its file is not removed.
@@ -145,7 +157,17 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn unix(socket: UnixListener) -> io::Result<Self> {
         let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
-        Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), _file: None })
+        Ok(Self {
+            socket: Socket::Unix(socket),
+            at: ListenAt::Unix(path),
+            tasks: ListenerTasks::default(),
+            _file: None,
+        })
+    }
+
+    /// Sets the tasks of its clients. A new listener has none.
+    pub(crate) fn set_tasks(&mut self, tasks: ListenerTasks) {
+        self.tasks = tasks;
     }
 
     /// Returns the address, with the port that was assigned to it.
@@ -160,12 +182,13 @@ impl Listener {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
                 socket_options::set(&stream);
-                Ok(Accepted::Tcp(stream, address))
+                let task = self.tasks.of_address(address.ip()).cloned();
+                Ok(Accepted::Tcp(stream, address, task))
             }
             Socket::Unix(socket) => {
                 let (stream, _) = socket.accept().await?;
                 let uid = stream.peer_cred()?.uid();
-                Ok(Accepted::Unix(stream, uid))
+                Ok(Accepted::Unix(stream, uid, self.tasks.of_user(uid).cloned()))
             }
         }
     }
@@ -191,7 +214,6 @@ fn remove_unused(path: &Path) -> io::Result<()> {
 pub(crate) struct ConnectionSetup {
     /// The TLS files and the configuration from them, which is replaced at a reload.
     tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
-    unix_tasks: std::collections::BTreeMap<u32, TaskName>,
 }
 
 impl ConnectionSetup {
@@ -200,7 +222,7 @@ impl ConnectionSetup {
             None => None,
             Some(files) => Some((files.clone(), RwLock::new(server_config(files)?))),
         };
-        Ok(Self { tls, unix_tasks: settings.unix_tasks.clone() })
+        Ok(Self { tls })
     }
 
     /// Reads the certificate, the key and the revocation list again. After an error the old ones stay in use.
@@ -212,20 +234,12 @@ impl ConnectionSetup {
         Ok(())
     }
 
-    /// Returns the peer's identity as known before a handshake.
-    pub(crate) fn peer(&self, accepted: &Accepted) -> Peer {
-        match accepted {
-            Accepted::Tcp(_, address) => Peer::tcp(*address),
-            Accepted::Unix(_, uid) => Peer::unix(*uid, self.unix_tasks.get(uid).cloned()),
-        }
-    }
-
     /// Runs the TLS handshake, if the listener uses TLS. The caller limits its time.
     pub(crate) async fn open(&self, accepted: Accepted) -> io::Result<Opened> {
-        let peer = self.peer(&accepted);
+        let peer = accepted.peer();
         let (socket, address) = match accepted {
-            Accepted::Unix(stream, _) => (ClientSocket::from(stream), None),
-            Accepted::Tcp(stream, address) => (ClientSocket::from(stream), Some(address)),
+            Accepted::Unix(stream, ..) => (ClientSocket::from(stream), None),
+            Accepted::Tcp(stream, address, _) => (ClientSocket::from(stream), Some(address)),
         };
         let watch = socket.watch();
         let (Some((files, config)), Some(address)) = (&self.tls, address) else {

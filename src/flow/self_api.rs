@@ -6,9 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use http::header::CONTENT_ENCODING;
+use http::header::{CONTENT_ENCODING, HOST, ORIGIN};
 use http::request::Parts;
-use http::{Method, Request};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Request};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -24,6 +25,7 @@ use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::files;
 use crate::ledger::{ApprovalState, Counter, ExecutionState, LedgerError, Millis, ToolCall};
+use crate::model::host::Host;
 use crate::model::limited::ExchangeLimit;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -118,6 +120,28 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
     };
     request.headers_mut().remove(EXEAT_TOOL);
     Some(page)
+}
+
+/// Checks that a request without a token does not come from a web page in a browser. A page that has its own name resolve to
+/// the proxy's address (DNS rebinding) could otherwise read the answers, so the proxy must be named by its address, or by a
+/// name without a dot, which the page cannot have.
+///
+/// # Errors
+/// [`Deny::CallerUnknown`].
+pub(super) fn check_host(headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
+    let is_own = |host: &HeaderValue| {
+        let named = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+        let host = named.and_then(|named| Host::parse(named.host()).ok());
+        host.is_some_and(|host| match host {
+            Host::Ip(_) => true,
+            Host::Name(name) => !name.as_str().contains('.'),
+        })
+    };
+    if headers.contains_key(ORIGIN) || !headers.get(HOST).is_some_and(is_own) {
+        record.rule("a web page may have sent it: Host is a domain name, or there is an Origin");
+        return Err(Deny::CallerUnknown.into());
+    }
+    Ok(())
 }
 
 /// Answers a request of an identified caller.

@@ -12,6 +12,8 @@ pub struct Peer {
     from: From,
     /// The tasks that the peer may act as, if the listener has authenticated it.
     tasks: Option<Arc<[TaskName]>>,
+    /// Nothing but the connection says which task it is.
+    is_known_by_address: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,19 +52,25 @@ impl Peer {
     /// Creates a peer with an address and no authentication.
     #[must_use]
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { from: From::Tcp(address), tasks: None }
+        Self { from: From::Tcp(address), tasks: None, is_known_by_address: false }
+    }
+
+    /// Creates a peer that may act only as this task, because of the listener that it has reached, or of its network.
+    #[must_use]
+    pub fn at_address(address: SocketAddr, task: TaskName) -> Self {
+        Self { from: From::Tcp(address), tasks: Some([task].into()), is_known_by_address: true }
     }
 
     /// Creates a peer with a client certificate for these tasks. It may act only as one of them.
     #[must_use]
     pub fn certified(address: SocketAddr, tasks: Vec<TaskName>) -> Self {
-        Self { from: From::Tcp(address), tasks: Some(tasks.into()) }
+        Self { from: From::Tcp(address), tasks: Some(tasks.into()), is_known_by_address: false }
     }
 
     /// Creates a peer for a process of this user on this machine. With a task, it may act only as that task.
     #[must_use]
     pub fn unix(uid: u32, task: Option<TaskName>) -> Self {
-        Self { from: From::Unix(uid), tasks: task.map(|task| [task].into()) }
+        Self { from: From::Unix(uid), tasks: task.map(|task| [task].into()), is_known_by_address: false }
     }
 
     /// Returns the peer's address, or `None` on a Unix socket.
@@ -84,6 +92,13 @@ impl Peer {
             IpAddr::V6(address) => address.is_unique_local() || address.is_unicast_link_local(),
         };
         if is_near { PeerNetwork::Private } else { PeerNetwork::Public }
+    }
+
+    /// Returns true if nothing but the connection says which task the peer is. Every program that can open one is that
+    /// task, web pages in a browser included.
+    #[must_use]
+    pub fn is_known_by_address(&self) -> bool {
+        self.is_known_by_address
     }
 
     /// Returns the tasks that the peer may act as, or `None` if the listener has not authenticated it and a token must.

@@ -14,6 +14,7 @@ use super::credential_file;
 use super::credential_file::RawCredential;
 use super::file::{self, File, RawIntegration, RawTask};
 use super::lines;
+use super::listeners;
 use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
@@ -161,7 +162,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         tokens,
     };
     check_references(&file.settings, &policy, context, findings);
-    if file.settings.proxy.listen.is_empty() {
+    if file.settings.proxy.listeners.is_empty() {
         findings.problem("proxy.listen", "no address to listen on", "[\"127.0.0.1:3128\"]");
     }
     (file.settings, policy)
@@ -208,23 +209,12 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
     {
         findings.unavailable(context, "ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
     }
-    for (i, address) in settings.proxy.listen.iter().enumerate() {
-        let others = settings.proxy.listen.iter().take(i).chain(&settings.admin.listen);
-        let takes_any_port = address.tcp().is_some_and(|address| address.port() == 0);
-        if !takes_any_port && others.into_iter().any(|other| other == address) {
-            findings.problem(
-                format!("proxy.listen[{i}]"),
-                format!("{address} is used by another listener"),
-                "each address at most once",
-            );
-        }
-    }
-    for (uid, name) in &settings.proxy.unix_tasks {
-        if policy.task(name).is_none() {
-            let known = known_names(policy.tasks().map(|task| task.name().as_str()), "tasks", name.as_str());
-            let path = format!("proxy.unix_tasks.{uid}");
-            findings.problem(path, format!("no task named {:?}", name.as_str()), known);
-        }
+    listeners::check(&settings.proxy, policy, findings);
+    if let Some(at) = &settings.admin.listen
+        && at.tcp().is_none_or(|address| address.port() != 0)
+        && let Some(listener) = settings.proxy.listeners.iter().find(|listener| listener.at == *at)
+    {
+        findings.problem(&listener.key, format!("{at} is used by another listener"), "each address at most once");
     }
     let tls = settings.proxy.tls.iter();
     let files = tls.flat_map(|tls| {
@@ -469,7 +459,9 @@ fn task(
     let tokens = raw.tokens.iter().filter_map(read).collect();
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    if raw.tokens.is_empty() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
+    let named = proxy.listeners.iter().flat_map(|listener| listener.tasks.tasks()).chain(proxy.tasks.tasks());
+    let has_listener = named.into_iter().any(|task| task.as_str() == name);
+    if raw.tokens.is_empty() && !certified && !has_listener {
         findings.warning(at("token"), "no token: only executions started by `exeat execution start` can use this task");
     }
     if !is_plain(&raw.workspace) {
@@ -585,7 +577,8 @@ pub(super) mod tests {
     fn an_empty_file_denies_everything() {
         let config = try_compile("").unwrap_or_else(|problems| panic!("{problems:?}"));
         assert_eq!(config.policy.tasks().count(), 0);
-        assert_eq!(config.settings.proxy.listen, [ListenAt::Tcp("127.0.0.1:3128".parse().unwrap())]);
+        let listen: Vec<_> = config.settings.proxy.listeners.into_iter().map(|listener| listener.at).collect();
+        assert_eq!(listen, [ListenAt::Tcp("127.0.0.1:3128".parse().unwrap())]);
         assert_eq!(config.settings.audit.path.as_deref(), Some(Path::new("/var/lib/exeat/audit.jsonl")));
     }
 
@@ -604,6 +597,46 @@ pub(super) mod tests {
             ("[proxy]\nunix_tasks = { x = \"t\" }", "proxy.unix_tasks.x", "1001"),
             ("[proxy]\nunix_tasks = { 01 = \"t\" }", "proxy.unix_tasks.01", "1001"),
             ("[proxy]\nunix_tasks = { 1 = \"nobody\" }", "proxy.unix_tasks.1", "[tasks.nobody]"),
+            (
+                "[proxy]\ncidr_tasks = { \"10.0.0.0/8\" = \"nobody\" }",
+                "proxy.cidr_tasks.\"10.0.0.0/8\"",
+                "[tasks.nobody]",
+            ),
+            (
+                "[proxy]\ncidr_tasks = { \"10.0.0.1/8\" = \"t\" }\n[tasks.t]",
+                "proxy.cidr_tasks.\"10.0.0.1/8\"",
+                "network",
+            ),
+            (
+                "[proxy]\ncidr_tasks = { \"0.0.0.0/0\" = \"t\" }\n[tasks.t]",
+                "proxy.cidr_tasks.\"0.0.0.0/0\"",
+                "networks",
+            ),
+            ("[proxy]\ncidr_tasks = 1", "proxy.cidr_tasks", "10.1.2.0/24"),
+            (
+                "[proxy]\nlisten = [\"0.0.0.0:1\"]\ncidr_tasks = { \"10.0.0.0/8\" = \"t\" }\n[tasks.t]",
+                "proxy.cidr_tasks",
+                "[[proxy.listeners]]",
+            ),
+            ("[[proxy.listeners]]\ntask = \"t\"\n[tasks.t]", "proxy.listeners[0].listen", "127.0.0.1:3130"),
+            ("[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\ntask = \"x\"", "proxy.listeners[0].task", "[tasks.x]"),
+            ("[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\ntsk = \"x\"", "proxy.listeners[0].tsk", "task"),
+            (
+                "[[proxy.listeners]]\nlisten = \"10.0.0.1:1\"\ntask = \"t\"\n[tasks.t]",
+                "proxy.listeners[0].task",
+                "cidr_tasks with the networks",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"[::1]:1\"\ntask = \"t\"\ncidr_tasks = { \"::1\" = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].task",
+                "one of them",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"unix:a\"\ncidr_tasks = { \"::1\" = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].cidr_tasks",
+                "task = ",
+            ),
+            ("[[proxy.listeners]]\nlisten = \"127.0.0.1:3129\"\ntask = \"t\"\n[tasks.t]", "proxy.listeners[0]", "once"),
             ("[proxy]\ntls = { cert = \"c.pem\" }", "proxy.tls.key", "PEM"),
             ("[proxy]\ntls = { key = \"k.pem\" }", "proxy.tls.cert", "PEM"),
             ("[proxy]\ntls = { cert = \"/nonexistent\", key = \"/dev/null\" }", "proxy.tls.cert", "PEM"),

@@ -14,13 +14,14 @@ use super::approval::Approval;
 use super::credential_file;
 use super::credential_file::RawCredential;
 use super::leak::Leak;
+use super::listeners::{self, NetworkTasks};
 use super::pattern::{HostPattern, PathPattern, quoted};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, Proxy, ProxyTls, Roots, Settings,
-    Source, TokenSource, Upstream, Vault,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Proxy, ProxyTls, Roots,
+    Settings, Source, TokenSource, Upstream, Vault,
 };
 use crate::leak::families::Family;
 use crate::model::name::TaskName;
@@ -129,16 +130,16 @@ fn proxy(mut s: Section<'_>, base: &Path, findings: &Findings) -> Proxy {
     if !(8_192..=1_000_000).contains(&head) {
         findings.problem(s.at("max_head_bytes"), format!("{head} bytes is out of range"), "8192 to \"1MB\"");
     }
+    let tasks = ListenerTasks {
+        all: None,
+        networks: s.take::<NetworkTasks>("cidr_tasks").unwrap_or_default().0,
+        users: s.take::<UnixTasks>("unix_tasks").map_or_else(BTreeMap::new, |tasks| tasks.0),
+    };
     Proxy {
-        listen: s
-            .take::<Vec<ListenAt>>("listen")
-            .unwrap_or_else(|| vec![ListenAt::Tcp(SocketAddr::from(([127, 0, 0, 1], 3128)))])
-            .into_iter()
-            .map(|at| at.relative_to(base))
-            .collect(),
+        listeners: listeners::read(&mut s, base, &tasks),
+        tasks,
         tls: if s.has("tls") { proxy_tls(s.section("tls"), base, findings) } else { None },
         unix_mode: s.take::<FileMode>("unix_mode").map_or(0o600, |mode| mode.0),
-        unix_tasks: s.take::<UnixTasks>("unix_tasks").map_or_else(BTreeMap::new, |tasks| tasks.0),
         max_connections: bounded(&mut s, "max_connections", 10_000, findings),
         max_connections_per_caller: bounded(&mut s, "max_connections_per_caller", 1_000, findings),
         max_head_bytes: usize::try_from(head).unwrap_or(64_000),
@@ -434,7 +435,7 @@ impl Source {
 }
 
 impl ListenAt {
-    fn relative_to(self, base: &Path) -> Self {
+    pub(super) fn relative_to(self, base: &Path) -> Self {
         match self {
             Self::Unix(path) => Self::Unix(base.join(path)),
             tcp @ Self::Tcp(_) => tcp,

@@ -9,6 +9,7 @@ mod credential_file;
 pub mod file;
 pub mod leak;
 pub mod lines;
+mod listeners;
 pub mod path;
 pub mod pattern;
 pub mod placeholder;

@@ -144,16 +144,20 @@ impl<'f> Section<'f> {
     }
 
     fn child(&self, key: &str, value: Option<Value>) -> Section<'f> {
-        let path = self.at(key);
+        Section::of(value, self.at(key), self.findings)
+    }
+
+    /// Returns the table at a path.
+    pub(super) fn of(value: Option<Value>, path: String, findings: &'f Findings) -> Self {
         let table = match value {
             None => Table::new(),
             Some(Value::Table(table)) => table,
             Some(_) => {
-                self.findings.problem(path.clone(), "not a table", format!("[{path}]"));
+                findings.problem(path.clone(), "not a table", format!("[{path}]"));
                 Table::new()
             }
         };
-        Section { path, table, known: Vec::new(), findings: self.findings }
+        Section { path, table, known: Vec::new(), findings }
     }
 }
 

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::model::name::TaskName;
 
 /// The settings outside the policy. A change takes effect at the next start.
@@ -54,14 +56,14 @@ impl Settings {
 /// `[proxy]`: the listeners for sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// The listen addresses. All of them are served alike.
-    pub listen: Vec<ListenAt>,
+    /// The listeners.
+    pub listeners: Vec<ProxyListener>,
     /// TLS to the proxy itself, on TCP listeners.
     pub tls: Option<ProxyTls>,
     /// The file mode of Unix sockets, which controls who may connect.
     pub unix_mode: u32,
-    /// The tasks of user ids, on Unix sockets.
-    pub unix_tasks: BTreeMap<u32, TaskName>,
+    /// The tasks of the clients of listeners that have none of their own.
+    pub tasks: ListenerTasks,
     /// The maximum number of concurrent connections. Further ones are answered with `overloaded`.
     pub max_connections: usize,
     /// The maximum number of concurrent connections per execution. Requests on further ones are answered with
@@ -77,6 +79,28 @@ pub struct Proxy {
     pub drain_timeout: Duration,
     /// Whether to add `Via` to forwarded messages.
     pub via: bool,
+}
+
+/// A listener for sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyListener {
+    /// Its address.
+    pub at: ListenAt,
+    /// Its place in the configuration.
+    pub key: String,
+    /// The tasks of its clients.
+    pub tasks: ListenerTasks,
+}
+
+/// The tasks as which the clients of a listener act without a token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListenerTasks {
+    /// The task of all clients.
+    pub all: Option<TaskName>,
+    /// The tasks of networks, narrower ones first.
+    pub networks: Vec<(IpNet, TaskName)>,
+    /// The tasks of user ids, on Unix sockets.
+    pub users: BTreeMap<u32, TaskName>,
 }
 
 /// The address of a listener.

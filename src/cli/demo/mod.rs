@@ -30,7 +30,7 @@ use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
 use crate::policy::compile;
-use crate::policy::settings::ListenAt;
+use crate::policy::settings::{ListenAt, ProxyListener};
 use crate::policy::source::CompileContext;
 use crate::tls::authority::Authority;
 
@@ -151,7 +151,8 @@ async fn set_up(dir: &Path) -> io::Result<Demo> {
     let log = dir.join("audit.jsonl");
     // The policy allows the proxy's own port, for the scene with the loop. The port is only known once it is bound.
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    config.settings.proxy.listen = vec![ListenAt::Tcp(own)];
+    let tasks = config.settings.proxy.tasks.clone();
+    config.settings.proxy.listeners = vec![ProxyListener { at: ListenAt::Tcp(own), key: String::new(), tasks }];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
     let policy =
         compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;

@@ -346,3 +346,86 @@ async fn the_tool_front_end_connects_over_unix_sockets_and_tls() {
     let why = call(&[("EXEAT_PROXY", &at)]);
     assert!(why.contains("no proxy can be reached") && !why.contains(TOKEN), "{why}");
 }
+
+/// Starts a proxy with a listener of the task `t`, one for the networks of two tasks, and one that requires a token.
+async fn with_own_tasks(networks: &str) -> (Lab, crate::lab::Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    std::fs::write(builder.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
+    let lab = builder
+        .proxy(&format!(
+            "[proxy]\nlisten = [\"127.0.0.1:0\"]\n[[proxy.listeners]]\nlisten = \"127.0.0.1:0\"\ntask = \"t\"\n\
+             [[proxy.listeners]]\nlisten = \"0.0.0.0:0\"\ncidr_tasks = {{ {networks} }}\n\
+             [[proxy.listeners]]\nlisten = \"unix:t.sock\"\ntask = \"t\"\n\
+             {}[tasks.other]\ntoken = \"file:other\"\nintegrations = [\"api\"]\n",
+            lab::allow_api(origin.port())
+        ))
+        .await;
+    (lab, origin)
+}
+
+async fn connect_to(lab: &Lab, number: usize) -> tokio::net::TcpStream {
+    let port = lab.daemon.proxy_addresses()[number].port();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap()
+}
+
+/// Returns the status of a request on a listener, and the task in its line.
+async fn of_listener(lab: &Lab, number: usize, port: u16, fields: &str) -> (u16, String) {
+    let mut stream = connect_to(lab, number).await;
+    let before = lab.audit().await.iter().filter(|line| line["event"] != "decided").count();
+    let reply = ask(&mut stream, port, fields).await;
+    let line = lab.ended(before).await;
+    (reply[9..12].parse().unwrap(), line["task"].as_str().unwrap_or("-").to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_can_have_a_task() {
+    let other = "Proxy-Authorization: Bearer another-token-of-24-bytes-or-more\r\n";
+    let (lab, origin) =
+        with_own_tasks("\"127.0.0.0/8\" = \"other\", \"127.0.0.1\" = \"t\", \"10.0.0.0/8\" = \"other\"").await;
+    let rows = [
+        (0, String::new(), (407, "-")),
+        (0, token(), (200, "t")),
+        (1, String::new(), (200, "t")),
+        (1, token(), (200, "t")),
+        // The listener and the token must agree.
+        (1, other.to_owned(), (407, "-")),
+        (1, "Proxy-Authorization: Bearer guessed\r\n".to_owned(), (407, "-")),
+        // The narrowest network decides.
+        (2, String::new(), (200, "t")),
+        (2, other.to_owned(), (407, "-")),
+    ];
+    for (number, fields, want) in rows {
+        let (status, task) = of_listener(&lab, number, origin.port(), &fields).await;
+        assert_eq!((status, task.as_str()), want, "{number} {fields}");
+    }
+    let mut stream = UnixStream::connect(lab.dir.path().join("t.sock")).await.unwrap();
+    assert!(ask(&mut stream, origin.port(), "").await.starts_with("HTTP/1.1 200"));
+
+    // A client of another network needs a token.
+    let (lab, origin) = with_own_tasks("\"10.0.0.0/8\" = \"other\"").await;
+    assert_eq!(of_listener(&lab, 2, origin.port(), "").await, (407, "-".to_owned()));
+    assert_eq!(of_listener(&lab, 2, origin.port(), &token()).await, (200, "t".to_owned()));
+}
+
+/// A web page that has its name resolve to the proxy's address must not read the proxy's own paths as the task.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_web_page_cannot_use_the_own_paths_of_a_listener_with_a_task() {
+    let (lab, _origin) = with_own_tasks("\"127.0.0.0/8\" = \"t\"").await;
+    let get = async |number: usize, fields: &str| {
+        let mut stream = connect_to(&lab, number).await;
+        let request = format!("GET /v1/self HTTP/1.1\r\nConnection: close\r\n{fields}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        read_to_end(&mut stream).await[9..12].parse::<u16>().unwrap()
+    };
+    for number in [1, 2] {
+        for host in ["127.0.0.1:3130", "localhost:3130", "[::1]:3130", "exeat"] {
+            assert_eq!(get(number, &format!("Host: {host}\r\n")).await, 200, "{host}");
+        }
+        for fields in ["Host: evil.test:3130\r\n", "Host: localhost\r\nOrigin: http://evil.test\r\n", "Host: a.b\r\n"] {
+            assert_eq!(get(number, fields).await, 407, "{fields}");
+        }
+        assert_eq!(get(number, &format!("Host: proxy.test\r\n{}", token())).await, 200, "a page has no token");
+    }
+}

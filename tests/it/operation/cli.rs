@@ -344,6 +344,14 @@ async fn ca_and_env_print_client_settings() {
     }
     let refused = run(&["env", "--task", "t", "--host", "a b"]);
     assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(2), String::new()));
+    // A task without a token, on a listener of its own.
+    let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+    let listener = "[[proxy.listeners]]\nlisten = \"127.0.0.1:3198\"\ntask = \"u\"\n[tasks.u]\n";
+    fs::write(dir.join("e.toml"), format!("{config}{listener}")).unwrap();
+    let own = text(&run(&["env", "--task", "u"]).stdout);
+    assert!(own.contains("export HTTPS_PROXY='http://127.0.0.1:3198'\n"), "{own}");
+    assert!(text(&run(&["env", "--task", "t"]).stdout).contains("@127.0.0.1:3199'"));
+    fs::write(dir.join("e.toml"), config).unwrap();
     // Nobody can connect to the unspecified address.
     let config = fs::read_to_string(dir.join("e.toml")).unwrap().replace("127.0.0.1:3199", "0.0.0.0:3199");
     fs::write(dir.join("e.toml"), config).unwrap();

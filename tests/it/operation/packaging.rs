@@ -91,7 +91,7 @@ fn the_unit_runs_the_binary_without_privileges() {
     }
     let defaults = compiled("config/default.toml").settings;
     for (file, name, address) in [
-        ("exeat.socket", "proxy", defaults.proxy.listen.first().and_then(|at| at.tcp())),
+        ("exeat.socket", "proxy", defaults.proxy.listeners.first().and_then(|listener| listener.at.tcp())),
         ("exeat-admin.socket", "admin", defaults.admin.listen.and_then(|at| at.tcp())),
     ] {
         let socket = shipped(&format!("packaging/systemd/{file}"));
@@ -111,7 +111,7 @@ fn the_shipped_configurations_are_valid_and_listen_as_documented() {
         assert_eq!(config.warnings, [], "{path}");
         assert_eq!(config.policy.tasks().count(), 1, "{path}");
         let proxy: Vec<_> =
-            config.settings.proxy.listen.iter().map(|at| at.tcp().unwrap().ip().is_loopback()).collect();
+            config.settings.proxy.listeners.iter().map(|one| one.at.tcp().unwrap().ip().is_loopback()).collect();
         assert_eq!(proxy, [proxy_on_loopback], "{path}");
         assert!(config.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback(), "{path}");
     }

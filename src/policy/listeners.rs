@@ -1,0 +1,178 @@
+//! The listeners for sandboxes, and the tasks as which their clients act without a token.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use ipnet::IpNet;
+use toml::Value;
+
+use super::compile::known_names;
+use super::reader::{Findings, Readable, Section};
+use super::rule::Policy;
+use super::settings::{ListenAt, ListenerTasks, Proxy, ProxyListener};
+use crate::model::name::TaskName;
+use crate::model::peer::{Peer, PeerNetwork};
+
+/// Reads `listen` and `[[listeners]]`. Without either, there is one listener on 127.0.0.1:3128.
+pub(super) fn read(s: &mut Section<'_>, base: &Path, tasks: &ListenerTasks) -> Vec<ProxyListener> {
+    let own = s.take::<Vec<OwnTasks>>("listeners").unwrap_or_default();
+    let default =
+        || if own.is_empty() { vec![ListenAt::Tcp(SocketAddr::from(([127, 0, 0, 1], 3128)))] } else { Vec::new() };
+    let shared = s.take::<Vec<ListenAt>>("listen").unwrap_or_else(default);
+    let shared = shared.into_iter().enumerate().map(|(i, at)| ProxyListener {
+        at: at.relative_to(base),
+        key: format!("proxy.listen[{i}]"),
+        tasks: tasks.clone(),
+    });
+    let own = own.into_iter().map(|OwnTasks(listener)| ProxyListener { at: listener.at.relative_to(base), ..listener });
+    shared.chain(own).collect()
+}
+
+/// An entry of `[[proxy.listeners]]`.
+struct OwnTasks(ProxyListener);
+
+impl Readable for OwnTasks {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let mut s = Section::of(Some(value), path.to_owned(), findings);
+        let at = s.take::<ListenAt>("listen");
+        if at.is_none() && !findings.has(&s.at("listen")) {
+            findings.problem(s.at("listen"), "missing", "\"127.0.0.1:3130\"");
+        }
+        let all = s.take::<String>("task").map(|task| TaskName::new(&task));
+        let networks = s.take::<NetworkTasks>("cidr_tasks").unwrap_or_default().0;
+        let tasks = ListenerTasks { all, networks, ..ListenerTasks::default() };
+        Some(Self(ProxyListener { at: at?, key: path.to_owned(), tasks }))
+    }
+}
+
+/// `cidr_tasks`: the tasks of networks, narrower ones first.
+#[derive(Default)]
+pub(super) struct NetworkTasks(pub(super) Vec<(IpNet, TaskName)>);
+
+impl Readable for NetworkTasks {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let Value::Table(table) = value else {
+            findings.problem(path, "not a table", "{ \"10.1.2.0/24\" = \"research\" }");
+            return None;
+        };
+        let read = |(network, task): (String, Value)| {
+            let at = format!("{path}.{network:?}");
+            let network = IpNet::read(Value::String(network), &at, findings);
+            let task = String::read(task, &at, findings)?;
+            if network.is_some_and(|network| network.prefix_len() == 0) {
+                findings.problem(&at, "every address is in it", "the networks of the clients");
+            }
+            Some((network?, TaskName::new(&task)))
+        };
+        let mut tasks: Vec<_> = table.into_iter().filter_map(read).collect();
+        tasks.sort_by_key(|(network, _)| std::cmp::Reverse(network.prefix_len()));
+        Some(Self(tasks))
+    }
+}
+
+/// Checks that the tasks exist, and that a listener that others can reach gives a task to no more clients than are written
+/// out.
+pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
+    for (i, listener) in proxy.listeners.iter().enumerate() {
+        let others = proxy.listeners.iter().take(i).any(|other| other.at == listener.at);
+        let takes_any_port = listener.at.tcp().is_some_and(|address| address.port() == 0);
+        if others && !takes_any_port {
+            findings.problem(
+                &listener.key,
+                format!("{} is used by another listener", listener.at),
+                "each address at most once",
+            );
+        }
+        if listener.has_own_tasks() {
+            check_own_tasks(listener, proxy, findings);
+        } else if let (Some(address), false) = (listener.at.tcp(), listener.tasks.networks.is_empty()) {
+            check_shared(address, findings);
+        }
+    }
+    let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    if certified && !proxy.tasks.networks.is_empty() {
+        findings.problem("proxy.cidr_tasks", WITH_CERTIFICATES, "no cidr_tasks, or no tls.client_ca");
+    }
+    let shared = proxy.tasks.users.iter().map(|(uid, task)| (format!("proxy.unix_tasks.{uid}"), task));
+    let networks = |path: &str, tasks: &ListenerTasks| {
+        let at = |(network, task): &(IpNet, TaskName)| (format!("{path}.cidr_tasks.\"{network}\""), task.clone());
+        tasks.networks.iter().map(at).collect::<Vec<_>>()
+    };
+    let own = proxy.listeners.iter().filter(|listener| listener.has_own_tasks()).flat_map(|listener| {
+        let all = listener.tasks.all.iter().map(|task| (format!("{}.task", listener.key), task.clone()));
+        networks(&listener.key, &listener.tasks).into_iter().chain(all)
+    });
+    let named = shared.map(|(path, task)| (path, task.clone())).chain(networks("proxy", &proxy.tasks)).chain(own);
+    for (path, task) in named.filter(|(_, task)| policy.task(task).is_none()) {
+        let known = known_names(policy.tasks().map(|task| task.name().as_str()), "tasks", task.as_str());
+        findings.problem(path, format!("no task named {:?}", task.as_str()), known);
+    }
+}
+
+const WITH_CERTIFICATES: &str = "each client has a certificate that names its task";
+
+fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings) {
+    let at = |key: &str| format!("{}.{key}", listener.key);
+    let ListenerTasks { all, networks, .. } = &listener.tasks;
+    let key = if all.is_some() { "task" } else { "cidr_tasks" };
+    if all.is_some() && !networks.is_empty() {
+        return findings.problem(at("task"), "cannot be combined with cidr_tasks", "one of them");
+    }
+    let Some(address) = listener.at.tcp() else {
+        if !networks.is_empty() {
+            findings.problem(at(key), "clients of a Unix socket have no address", "task = \"NAME\"");
+        }
+        return;
+    };
+    if proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) {
+        findings.problem(at(key), WITH_CERTIFICATES, "no task here, or no tls.client_ca");
+    }
+    if all.is_some() && !address.ip().to_canonical().is_loopback() {
+        findings.problem(
+            at(key),
+            format!("everybody who can reach {address} would act as this task"),
+            "an address of the loopback interface, or cidr_tasks with the networks of the clients",
+        );
+    }
+}
+
+/// Refuses `[proxy].cidr_tasks` for a listener that clients of any network can reach. Its networks have to be written beside
+/// its address.
+fn check_shared(address: SocketAddr, findings: &Findings) {
+    let is_open = address.ip().is_unspecified() || Peer::tcp(address).network() == PeerNetwork::Public;
+    if is_open && !findings.has("proxy.cidr_tasks") {
+        findings.problem(
+            "proxy.cidr_tasks",
+            format!("other networks can reach {address}"),
+            "an entry of [[proxy.listeners]] for this address, with its own cidr_tasks",
+        );
+    }
+}
+
+impl ProxyListener {
+    /// Returns true for an entry of `[[proxy.listeners]]`.
+    fn has_own_tasks(&self) -> bool {
+        self.key.starts_with("proxy.listeners")
+    }
+}
+
+impl ListenerTasks {
+    /// Returns the task of a client with this address.
+    #[must_use]
+    pub fn of_address(&self, address: IpAddr) -> Option<&TaskName> {
+        let address = address.to_canonical();
+        let by_network = || self.networks.iter().find(|(network, _)| network.contains(&address)).map(|(_, task)| task);
+        self.all.as_ref().or_else(by_network)
+    }
+
+    /// Returns the task of a client with this user id.
+    #[must_use]
+    pub fn of_user(&self, uid: u32) -> Option<&TaskName> {
+        self.all.as_ref().or_else(|| self.users.get(&uid))
+    }
+
+    /// Returns all tasks.
+    pub fn tasks(&self) -> impl Iterator<Item = &TaskName> {
+        self.all.iter().chain(self.networks.iter().map(|(_, task)| task)).chain(self.users.values())
+    }
+}
