@@ -105,6 +105,7 @@ fn sink() -> (Arc<Sink>, tempfile::TempDir) {
         state_dir: dir.path().join("state"),
         synced: false,
         rotate_bytes: u64::MAX,
+        retention: Default::default(),
         refusals_per_second: 1_000,
     };
     let (announcements, mut written) = mpsc::channel(64);

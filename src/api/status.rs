@@ -79,6 +79,7 @@ impl StatusReport {
             "path": path.map(|path| path.display().to_string()),
             "healthy": services.audit.is_healthy(),
             "waiting_lines": services.audit.waiting_lines(),
+            "disk_used_percent": services.audit.disk_used(),
             "files": files.as_ref().map(Vec::len),
             "bytes": files.map(|files| files.iter().fold(0_u64, |sum, size| sum.saturating_add(*size))),
         })

@@ -167,6 +167,8 @@ pub enum Event {
     CutFound,
     /// A request was allowed and is about to be sent.
     Decided,
+    /// Old files of the log are dropped.
+    Dropped,
     /// A name is about to be looked up that the execution has not looked up before.
     LookedUp,
     /// Lines could not be written.
@@ -193,6 +195,7 @@ impl Event {
             Self::Closed => "closed",
             Self::CutFound => "cut_found",
             Self::Decided => "decided",
+            Self::Dropped => "dropped",
             Self::LookedUp => "looked_up",
             Self::Lost => "lost",
             Self::Opened => "opened",

@@ -9,6 +9,7 @@ pub mod line;
 pub mod progress;
 pub mod record;
 pub mod replay;
+pub mod retention;
 pub mod sink;
 mod timestamp;
 pub mod verify;

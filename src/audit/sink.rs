@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use super::chain::{self, ChainKey, GENESIS, Head};
 use super::flood::{Counted, Flood, Source};
 use super::line::Event;
+use super::retention::{self, Retention};
 use super::timestamp;
 use crate::files;
 use crate::group_commit::{GroupCommit, GroupWriter};
@@ -39,6 +40,11 @@ const RESERVE: u64 = 4 * 1024 * 1024;
 const RESERVE_STEP: u64 = 1024 * 1024;
 /// The maximum total length of lines that wait for space, in bytes.
 const MAX_DEFERRED: usize = 16 * 1024 * 1024;
+/// How often old files are looked for, and the use of the disk is read.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
+/// The use of the disk, in percent, at which the log warns of it, and that at which it may warn again later.
+const WARNED_AT: u8 = 90;
+const CALM_AT: u8 = 85;
 /// The number of bytes at the log's end that are read at startup.
 const MAX_TAIL: u64 = 4 * 1024 * 1024;
 
@@ -55,6 +61,8 @@ pub struct Sink {
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
+    /// How much of the disk of the log is used, in percent.
+    disk_used: Arc<AtomicU8>,
     /// The number of exchanges that are decided and not closed.
     open: AtomicUsize,
 }
@@ -69,6 +77,8 @@ pub struct LogLocation {
     pub synced: bool,
     /// The size at which the file is rotated, in bytes.
     pub rotate_bytes: u64,
+    /// For how long, and how much of the log is kept.
+    pub retention: Retention,
     /// The maximum number of lines for refusals of one execution per second.
     pub refusals_per_second: u32,
 }
@@ -135,8 +145,9 @@ impl Sink {
         let (waiting, groups) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
-        let last = writer.head.mac.clone();
-        let writer = LineWriter {
+        let disk_used = Arc::new(AtomicU8::new(0));
+        let is_file = writer.log.is_some();
+        let mut writer = LineWriter {
             writer,
             announcements,
             waiting: waiting.clone(),
@@ -144,11 +155,18 @@ impl Sink {
             lost: lost.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
+            disk_used: disk_used.clone(),
+            has_warned: false,
+            retention_due: None,
             deferred: Vec::new(),
             retry_due: None,
         };
+        if is_file {
+            writer.retain();
+        }
+        let last = writer.writer.head.mac.clone();
         let lines = GroupCommit::start("audit", writer)?;
-        Ok((Self { lines, waiting, groups, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
+        Ok((Self { lines, waiting, groups, lost, flood, healthy, disk_used, open: AtomicUsize::new(0) }, last))
     }
 
     /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
@@ -160,6 +178,12 @@ impl Sink {
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Returns how much of the disk of the log is used, in percent, as of the last minute. `None` for standard output.
+    #[must_use]
+    pub fn disk_used(&self) -> Option<u8> {
+        Some(self.disk_used.load(Ordering::Relaxed)).filter(|used| *used > 0)
     }
 
     /// Returns the number of lines that have been queued and not written.
@@ -255,6 +279,12 @@ struct LineWriter {
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
+    /// How much of the disk of the log is used, in percent.
+    disk_used: Arc<AtomicU8>,
+    /// The use of the disk has been warned of.
+    has_warned: bool,
+    /// When old files are looked for.
+    retention_due: Option<Instant>,
     /// Lines that could not be written, to be written before any others.
     deferred: Vec<Entry>,
     /// When they are tried again.
@@ -285,7 +315,8 @@ impl GroupWriter for LineWriter {
     }
 
     fn due(&self) -> Option<Instant> {
-        self.flood.next_end().into_iter().chain(self.writer.head_due).chain(self.retry_due).min()
+        let due = self.writer.head_due.into_iter().chain(self.retry_due).chain(self.retention_due);
+        self.flood.next_end().into_iter().chain(due).min()
     }
 
     fn on_due(&mut self) {
@@ -294,6 +325,9 @@ impl GroupWriter for LineWriter {
         if !counted.is_empty() || self.retry_due.is_some_and(|due| due <= now) {
             let written = self.write_all(Vec::new(), counted);
             self.announce(written, true);
+        }
+        if self.retention_due.is_some_and(|due| due <= now) {
+            self.retain();
         }
         if self.writer.head_due.is_some_and(|due| due <= now) {
             let _ = self.writer.write_head();
@@ -352,6 +386,9 @@ impl LineWriter {
             self.lost.fetch_add(unwritten, Ordering::Relaxed);
             self.flood.put_back(counted, Instant::now());
         }
+        if std::mem::take(&mut self.writer.has_rotated) {
+            self.retention_due = Some(Instant::now());
+        }
         kept.truncate(of_callers);
         let failed = if done.is_ok() { refused } else { kept.drain(..).chain(refused).collect() };
         self.defer(failed.into_iter());
@@ -361,6 +398,23 @@ impl LineWriter {
             let _ = written.send(Ok(()));
         }
         kept
+    }
+
+    /// Drops old files, and warns of a disk that is nearly full.
+    fn retain(&mut self) {
+        self.retention_due = Instant::now().checked_add(RETENTION_INTERVAL);
+        if let Err(error) = self.writer.retain(SystemTime::now()) {
+            tracing::error!(%error, "old files of the audit log cannot be dropped");
+        }
+        let Some(used) = self.writer.disk_used() else { return };
+        self.disk_used.store(used, Ordering::Relaxed);
+        if used >= WARNED_AT && !self.has_warned {
+            tracing::warn!(
+                used_percent = used,
+                "the disk of the audit log is nearly full; when it is full, requests are refused"
+            );
+        }
+        self.has_warned = used >= if self.has_warned { CALM_AT } else { WARNED_AT };
     }
 
     /// Keeps lines that could not be written, or counts them as lost, and tells those who wait for them.
@@ -422,6 +476,10 @@ struct Writer {
     fragment_hash: Option<String>,
     /// A failed write has left bytes after `size`.
     has_remainder: bool,
+    /// When the first line of the current file was written.
+    begun: SystemTime,
+    /// The file has been rotated since old files were last looked for.
+    has_rotated: bool,
     /// The end of the disk space that is allocated for the log, as an offset in it. It is the largest number if the file
     /// system cannot allocate space behind a file's end.
     reserved_to: u64,
@@ -467,6 +525,8 @@ impl Writer {
             has_head_failed: false,
             fragment_hash: None,
             has_remainder: false,
+            begun: SystemTime::now(),
+            has_rotated: false,
             reserved_to: 0,
             allocate,
         };
@@ -485,6 +545,8 @@ impl Writer {
         let log = locked(OpenOptions::new().read(true).append(true).create(true), path)?;
         self.size = log.metadata()?.len();
         let tail = read_tail(&log, self.size)?;
+        // The age of a file that another run has begun. Where the file system does not know it, it begins now.
+        self.begun = log.metadata()?.created().unwrap_or_else(|_| SystemTime::now());
         self.log = Some(log);
         let (lines, fragment) = split_tail(&tail);
         let earlier = self.earlier_tail(path, &lines)?;
@@ -568,15 +630,46 @@ impl Writer {
         if lines.is_empty() {
             return Ok(());
         }
+        if self.size >= self.place.rotate_bytes {
+            self.try_rotate();
+        }
+        self.append(&lines)
+    }
+
+    fn try_rotate(&mut self) {
         // A fragment must be reported in the file that contains it.
-        if self.size >= self.place.rotate_bytes
-            && self.fragment_hash.is_none()
+        if self.fragment_hash.is_none()
             && !self.has_remainder
             && let Err(error) = self.rotate()
         {
             tracing::error!(%error, "the audit log cannot be rotated; the old file is used");
         }
-        self.append(&lines)
+    }
+
+    /// Rotates a file that has become old, and drops the files that need not be kept. The line about them is written before.
+    fn retain(&mut self, now: SystemTime) -> io::Result<()> {
+        let Some(path) = self.place.path.clone() else { return Ok(()) };
+        let age = now.duration_since(self.begun).unwrap_or_default();
+        if self.place.retention.max_file_age().is_some_and(|most| age >= most) {
+            self.try_rotate();
+        }
+        let due = self.place.retention.due(&path, self.size, now)?;
+        let Some(newest) = due.last() else { return Ok(()) };
+        let newest = File::open(newest)?;
+        let tail = read_tail(&newest, newest.metadata()?.len())?;
+        let last = split_tail(&tail).0.iter().rev().find_map(|line| chain::mac_of(line)).map(str::to_owned);
+        let last = last.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the last line cannot be read"))?;
+        self.append(&[&retention::note(&due, &last)])?;
+        self.write_head()?;
+        for file in due {
+            fs::remove_file(file)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how much of the disk of the log is used, in percent.
+    fn disk_used(&self) -> Option<u8> {
+        retention::disk_used(files::folder(self.place.path.as_ref()?)).ok()
     }
 
     /// Chains and writes lines, all or none.
@@ -734,6 +827,7 @@ impl Writer {
         self.release_reserve();
         self.log = Some(log);
         self.size = line.len() as u64;
+        (self.begun, self.has_rotated) = (SystemTime::now(), true);
         self.reserved_to = reserved_to;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
         self.head_due = Some(Instant::now());
@@ -1011,6 +1105,7 @@ mod tests {
             state_dir: dir.to_owned(),
             synced: false,
             rotate_bytes: 1_000_000,
+            retention: Retention::default(),
             refusals_per_second: 50,
         };
         (place, ChainKey::new(crate::model::secret::Secret::new(b"the key of these tests".to_vec())))
@@ -1042,6 +1137,9 @@ mod tests {
             lost: Arc::default(),
             flood: Arc::new(Flood::new(50)),
             healthy: Arc::new(AtomicBool::new(true)),
+            disk_used: Arc::default(),
+            has_warned: false,
+            retention_due: None,
             deferred: Vec::new(),
             retry_due: None,
         }

@@ -37,7 +37,9 @@ pub struct Report {
     pub files: usize,
     /// The last line is incomplete because the writer was killed. No request was sent on its account.
     pub torn: bool,
-    /// The oldest file starts after a rotation; earlier files are missing.
+    /// Files before the oldest one have been dropped, as a later line notes.
+    pub earlier_dropped: bool,
+    /// Files before the oldest one are missing, and no line notes that they have been dropped.
     pub earlier_missing: bool,
     /// The number of lines at which a daemon start recorded missing lines.
     pub cuts_noted: usize,
@@ -75,7 +77,8 @@ fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(
     let text = head.map(|file| fs::read_to_string(file).unwrap_or_default());
     let expected = text.as_deref().map(|text| key.open_head(text).map(|head| head.mac));
     let files = open_all(path)?;
-    let mut walk = Walk { key, reached: false, expected, previous: None, report: Report::new(files.len()) };
+    let mut walk =
+        Walk { key, reached: false, expected, previous: None, first: None, report: Report::new(files.len()) };
     let seen = (text, files.iter().map(|(path, _)| path.clone()).collect());
     for (path, file) in files {
         if !walk.file(&path, file)? {
@@ -123,7 +126,15 @@ const MAX_OPENS: usize = 100;
 
 impl Report {
     fn new(files: usize) -> Self {
-        Self { finding: Finding::Whole, lines: 0, files, torn: false, earlier_missing: false, cuts_noted: 0 }
+        Self {
+            finding: Finding::Whole,
+            lines: 0,
+            files,
+            torn: false,
+            earlier_dropped: false,
+            earlier_missing: false,
+            cuts_noted: 0,
+        }
     }
 }
 
@@ -133,6 +144,8 @@ struct Walk<'k> {
     expected: Option<Option<String>>,
     reached: bool,
     previous: Option<String>,
+    /// The MAC before the first line.
+    first: Option<String>,
     report: Report,
 }
 
@@ -186,12 +199,15 @@ impl Walk<'_> {
             None => {
                 let from = text("prev").unwrap_or(GENESIS);
                 self.report.earlier_missing = from != GENESIS;
-                from.to_owned()
+                self.first.insert(from.to_owned()).clone()
             }
         };
         let mac = self.key.check(&previous, line)?;
         if text("event") == Some("cut_found") {
             self.report.cuts_noted = self.report.cuts_noted.saturating_add(1);
+        }
+        if text("event") == Some("dropped") && text("last") == self.first.as_deref() && self.report.earlier_missing {
+            (self.report.earlier_dropped, self.report.earlier_missing) = (true, false);
         }
         Some(mac)
     }
@@ -199,6 +215,7 @@ impl Walk<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::retention::Retention;
     use super::super::sink::{LogLocation, Sink};
     use super::*;
 
@@ -208,6 +225,7 @@ mod tests {
             state_dir: dir.to_owned(),
             synced: false,
             rotate_bytes: 1_000_000,
+            retention: Retention::default(),
             refusals_per_second: 50,
         }
     }
@@ -234,9 +252,13 @@ mod tests {
     }
 
     fn reopen(dir: &Path) -> Sink {
+        reopen_at(&|| place(dir))
+    }
+
+    fn reopen_at(place: &dyn Fn() -> LogLocation) -> Sink {
         let began = std::time::Instant::now();
         loop {
-            match open(place(dir)) {
+            match open(place()) {
                 Ok(sink) => return sink,
                 Err(error) => assert!(began.elapsed().as_secs() < 20, "the log stays locked: {error}"),
             }
@@ -364,6 +386,7 @@ mod tests {
             state_dir: tempfile::tempdir().unwrap().keep(),
             synced: false,
             rotate_bytes: 1 << 40,
+            retention: Retention::default(),
             refusals_per_second: 50,
         });
         // `/dev/full` fails every write, so even the opening line cannot be written.
@@ -471,5 +494,90 @@ mod tests {
         let _first = open(place(one.path())).unwrap();
         let second = LogLocation { state_dir: two.path().to_owned(), ..place(one.path()) };
         assert!(open(second).is_err());
+    }
+
+    /// Returns the rotated files of the log.
+    fn rotated(dir: &Path) -> Vec<PathBuf> {
+        sink::rotated(&dir.join("audit.jsonl")).unwrap().into_iter().map(|(_, file)| file).collect()
+    }
+
+    /// Waits until the log's thread has dropped old files.
+    fn wait_until_dropped(dir: &Path, most: usize) {
+        let began = std::time::Instant::now();
+        while rotated(dir).len() > most {
+            assert!(began.elapsed().as_secs() < 20, "{:?}", rotated(dir));
+            std::thread::yield_now();
+        }
+    }
+
+    #[tokio::test]
+    async fn dropped_files_are_told_from_missing_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let small = || LogLocation { rotate_bytes: 1_000, ..place(dir.path()) };
+        write(small(), 0..100).await;
+        let all = rotated(dir.path());
+        assert!(all.len() > 5 && !report(dir.path()).earlier_missing);
+        let retention = Retention { keep: None, max_total: Some(3_000) };
+        let sink = reopen_at(&|| LogLocation { retention, ..small() });
+        wait_until_dropped(dir.path(), 2);
+        let state = report(dir.path());
+        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
+        for n in 0..100 {
+            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+        }
+        wait_until_dropped(dir.path(), 2);
+        drop(sink);
+        let state = report(dir.path());
+        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
+        let text = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+        let older = rotated(dir.path()).iter().map(|file| fs::read_to_string(file).unwrap()).collect::<String>();
+        assert!((older + &text).contains("\"event\":\"dropped\",\"files\":"));
+
+        // One more is missing.
+        fs::remove_file(&rotated(dir.path())[0]).unwrap();
+        let state = report(dir.path());
+        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, false, true));
+    }
+
+    /// The note is written before the files are deleted. A kill in between leaves both, and the next start goes on.
+    #[tokio::test]
+    async fn a_log_whose_files_are_noted_and_not_yet_deleted_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let small = || LogLocation { rotate_bytes: 1_000, ..place(dir.path()) };
+        write(small(), 0..100).await;
+        let before: Vec<_> = rotated(dir.path()).into_iter().map(|file| (fs::read(&file).unwrap(), file)).collect();
+        let retention = Retention { keep: None, max_total: Some(3_000) };
+        let reopened = || reopen_at(&|| LogLocation { retention, ..small() });
+        drop(reopened());
+        wait_until_dropped(dir.path(), 2);
+        for (content, file) in &before {
+            fs::write(file, content).unwrap();
+        }
+        let state = report(dir.path());
+        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, false, false));
+        drop(reopened());
+        wait_until_dropped(dir.path(), 2);
+        let state = report(dir.path());
+        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
+    }
+
+    #[tokio::test]
+    async fn a_file_is_rotated_when_it_is_old_and_dropped_when_it_need_not_be_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..3).await;
+        let keep = std::time::Duration::from_millis(100);
+        let retention = Retention { keep: Some(keep), max_total: None };
+        let began = std::time::Instant::now();
+        let all = || {
+            let files = rotated(dir.path()).into_iter().chain([dir.path().join("audit.jsonl")]);
+            files.map(|file| fs::read_to_string(file).unwrap_or_default()).collect::<String>()
+        };
+        // Each start looks for old files.
+        while all().contains("\"n\":2") {
+            assert!(began.elapsed().as_secs() < 20, "{:?}", rotated(dir.path()));
+            drop(open(LogLocation { retention, ..place(dir.path()) }));
+        }
+        let state = report(dir.path());
+        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
     }
 }

@@ -54,7 +54,8 @@ fn verify(settings: &Settings, location: &LogLocation, args: &VerifyArgs) -> Exi
             "{:#}\n",
             serde_json::json!({
                 "finding": finding, "at": at, "lines": report.lines, "files": report.files, "torn": report.torn,
-                "end_checked": head.is_some(), "earlier_missing": report.earlier_missing, "cuts_noted": report.cuts_noted,
+                "end_checked": head.is_some(), "earlier_dropped": report.earlier_dropped,
+                "earlier_missing": report.earlier_missing, "cuts_noted": report.cuts_noted,
             })
         ));
     } else {
@@ -71,14 +72,22 @@ fn verify(settings: &Settings, location: &LogLocation, args: &VerifyArgs) -> Exi
         let notes = [
             (report.torn, "the last line is incomplete: the daemon died while writing it, before the request was sent"),
             (head.is_none(), "the chain head belongs to another log, so lines missing at the end cannot be detected"),
-            (report.earlier_missing, "the oldest file begins after a rotation; earlier lines are missing"),
+            (
+                report.earlier_dropped,
+                "older files have been dropped, as [audit].keep or max_total asks (event dropped)",
+            ),
+            (
+                report.earlier_missing,
+                "files before the oldest one are missing, and nothing notes that they were dropped",
+            ),
             (report.cuts_noted > 0, "the daemon found missing lines at an earlier start (event cut_found)"),
         ];
         for (_, note) in notes.iter().filter(|(holds, _)| *holds) {
             say(format_args!("note: {note}"));
         }
     }
-    if report.finding == Finding::Whole && report.cuts_noted == 0 { Exit::Done } else { Exit::Failed }
+    let is_whole = report.finding == Finding::Whole && report.cuts_noted == 0 && !report.earlier_missing;
+    if is_whole { Exit::Done } else { Exit::Failed }
 }
 
 fn same_file(a: &Path, b: &Path) -> bool {

@@ -65,7 +65,9 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
         (None, ..) => "standard output".to_owned(),
     };
     let healthy = if status.pointer("/audit/healthy")?.as_bool()? { "" } else { "; CANNOT BE WRITTEN" };
-    lines.push(("audit", format!("{place}; {} waiting{healthy}", counted(number("/audit/waiting_lines")?, "line"))));
+    let disk = number("/audit/disk_used_percent").map_or_else(String::new, |used| format!("; disk {used} % full"));
+    let waiting = counted(number("/audit/waiting_lines")?, "line");
+    lines.push(("audit", format!("{place}; {waiting} waiting{disk}{healthy}")));
     let usable = if status.pointer("/ledger/usable")?.as_bool()? { "usable" } else { "CANNOT BE USED" };
     lines.push(("ledger", format!("{}, {usable}", text("/ledger/kind")?)));
     let dns = text("/dns")?;

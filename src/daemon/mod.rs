@@ -26,6 +26,7 @@ use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
 use crate::api::status::StatusReport;
 use crate::audit::finds::Finds;
+use crate::audit::retention::Retention;
 use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::fair_queue::FairQueue;
 use crate::flow::caller_connections::CallerConnections;
@@ -356,6 +357,7 @@ pub fn audit_location(settings: &Settings) -> LogLocation {
         state_dir: settings.state_dir.clone(),
         synced: settings.audit.durability == Durability::Synced,
         rotate_bytes: settings.audit.rotate_bytes,
+        retention: Retention { keep: settings.audit.keep, max_total: settings.audit.max_total },
         refusals_per_second: settings.audit.refusals_per_second,
     }
 }

@@ -242,16 +242,41 @@ fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
     Vault { path: dir.join(path), key: key.relative_to(dir) }
 }
 
+/// The shortest time for which lines can be kept.
+const MIN_KEEP: Duration = Duration::from_secs(3600);
+
 fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
     let refusals_per_second = s.take("refusals_per_second").unwrap_or(50);
     if !(1..=1_000_000).contains(&refusals_per_second) {
         findings.problem(s.at("refusals_per_second"), format!("{refusals_per_second} is out of range"), "1 to 1000000");
     }
     let path = s.take::<PathBuf>("path").unwrap_or_else(|| "audit.jsonl".into());
+    let rotate_bytes = s.take::<Size>("rotate_bytes").map_or(100_000_000, |size| size.0);
+    let (keep, max_total) = (s.take::<Duration>("keep"), s.take::<Size>("max_total").map(|size| size.0));
+    if keep.is_some_and(|keep| keep < MIN_KEEP) {
+        findings.problem(s.at("keep"), "lines must be kept for an hour at least", "\"30d\"");
+    }
+    // The current file is never dropped, and the ledger reads lines that it has not billed.
+    if max_total.is_some_and(|most| most < rotate_bytes.saturating_mul(2)) {
+        findings.problem(
+            s.at("max_total"),
+            format!("less than two files of {rotate_bytes} bytes"),
+            "\"10GB\", or a smaller rotate_bytes",
+        );
+    }
+    if path == Path::new("-") && (keep.is_some() || max_total.is_some()) {
+        findings.problem(
+            s.at("path"),
+            "lines on standard output cannot be dropped",
+            "a file, or neither keep nor max_total",
+        );
+    }
     Audit {
         path: (path != Path::new("-")).then(|| dir.join(path)),
         durability: s.take("durability").unwrap_or(Durability::Written),
-        rotate_bytes: s.take::<Size>("rotate_bytes").map_or(100_000_000, |size| size.0),
+        rotate_bytes,
+        keep,
+        max_total,
         refusals_per_second,
     }
 }

@@ -269,7 +269,7 @@ fn report<T>(result: Result<T, PatternError>, path: &str, findings: &Findings) -
     result.map_err(|error| findings.problem(path, error.problem, error.suggestion)).ok()
 }
 
-/// Parses a duration such as `30s`, `5m` or `250ms`.
+/// Parses a duration such as `30s`, `5m`, `250ms` or `30d`.
 #[must_use]
 pub fn duration(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
@@ -279,6 +279,7 @@ pub fn duration(text: &str) -> Option<Duration> {
         "s" => n.checked_mul(1000)?,
         "m" => n.checked_mul(60_000)?,
         "h" => n.checked_mul(3_600_000)?,
+        "d" => n.checked_mul(24 * 3_600_000)?,
         _ => return None,
     };
     // The limit is a century: longer than any useful timeout, and too short to overflow a timer.

@@ -293,6 +293,10 @@ pub struct Audit {
     pub durability: Durability,
     /// The size at which the file is rotated, in bytes.
     pub rotate_bytes: u64,
+    /// The time for which lines are kept. `None`: forever.
+    pub keep: Option<Duration>,
+    /// The total size of the files that are kept, in bytes. `None`: without a limit.
+    pub max_total: Option<u64>,
     /// The number of refusals per second and execution that are logged with a line each. Further ones are only counted.
     pub refusals_per_second: u32,
 }
