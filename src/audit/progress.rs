@@ -25,19 +25,13 @@ pub struct TransferCounts {
     client_stalled: AtomicBool,
     request_done: AtomicBool,
     over: AtomicBool,
-    stopped: OnceLock<StoppedRequest>,
+    stopped: OnceLock<Refusal>,
+    find: OnceLock<StreamFind>,
     /// Held while a find is counted, which may stop the execution before the find is known here.
     counting: Mutex<()>,
     stops: Notify,
     reached: OnceLock<ExchangeLimit>,
     heads: Mutex<HeadProgress>,
-}
-
-/// The reason why a request must not be sent further.
-#[derive(Debug)]
-struct StoppedRequest {
-    refusal: Refusal,
-    find: Option<StreamFind>,
 }
 
 /// A find in a request that was being sent.
@@ -78,6 +72,7 @@ impl TransferCounts {
             request_done: AtomicBool::new(false),
             over: AtomicBool::new(false),
             stopped: OnceLock::new(),
+            find: OnceLock::new(),
             counting: Mutex::default(),
             stops: Notify::new(),
             reached: OnceLock::new(),
@@ -100,15 +95,16 @@ impl TransferCounts {
 
     /// Records that the request must not be sent further.
     pub fn stop(&self, refusal: Refusal) {
-        self.stop_because(StoppedRequest { refusal, find: None });
+        let _ = self.stopped.set(refusal);
+        self.stops.notify_waiters();
     }
 
     /// Records that the request must not be sent further because of a find, and counts it at once. The task of the exchange
     /// learns of it later, when parts of other requests have been sent.
     pub fn stop_at_find(&self, found: Finding, finds: &StreamFinds) {
         let _counting = self.counting.lock();
-        let find = Some(StreamFind { found, noted: finds.note() });
-        self.stop_because(StoppedRequest { refusal: Deny::LeakDetected.into(), find });
+        let _ = self.find.set(StreamFind { found, noted: finds.note() });
+        self.stop(Deny::LeakDetected.into());
     }
 
     /// Returns the refusal of an exchange that is no longer allowed. If a find in its own request is the reason, the find is
@@ -116,23 +112,18 @@ impl TransferCounts {
     #[must_use]
     pub fn revoked(&self, refusal: Refusal) -> Refusal {
         let _counting = self.counting.lock();
-        self.stopped().unwrap_or(refusal)
-    }
-
-    fn stop_because(&self, reason: StoppedRequest) {
-        let _ = self.stopped.set(reason);
-        self.stops.notify_waiters();
+        if self.find().is_some() { Deny::LeakDetected.into() } else { refusal }
     }
 
     /// Returns the refusal if the request must not be sent further.
     #[must_use]
     pub fn stopped(&self) -> Option<Refusal> {
-        self.stopped.get().map(|stopped| stopped.refusal)
+        self.stopped.get().copied()
     }
 
-    /// Returns the find because of which the request must not be sent further.
+    /// Returns the find in the request, if there was one while it was sent.
     pub(super) fn find(&self) -> Option<&StreamFind> {
-        self.stopped.get()?.find.as_ref()
+        self.find.get()
     }
 
     /// Waits until the request must not be sent further.

@@ -636,13 +636,15 @@ impl Record {
 
     /// Records why the exchange failed, for the line that is written on drop.
     pub fn failed(&mut self, refusal: Refusal) {
+        let counts = self.counts.clone();
+        // A find has been counted, so it has its line even if another reason came first.
+        let refusal = if counts.find().is_some() { Deny::LeakDetected.into() } else { refusal };
         self.count_find(refusal);
         if self.counts.has_client_failed() && refusal != Deny::LeakDetected.into() {
             // A client that has disconnected takes precedence over any other result.
             return self.abandoned();
         }
-        let counts = self.counts.clone();
-        if let Some(find) = counts.find().filter(|_| refusal == Deny::LeakDetected.into()) {
+        if let Some(find) = counts.find() {
             self.leak(&find.found, "the body");
         }
         let notice = refusal.notice();
@@ -685,6 +687,9 @@ impl Record {
 
     /// Records that the client disconnected before the end.
     pub fn abandoned(&mut self) {
+        if self.counts.find().is_some() {
+            return self.failed(Deny::LeakDetected.into());
+        }
         self.line.verdict = Some(LineVerdict::Abandoned);
     }
 

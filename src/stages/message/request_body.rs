@@ -339,14 +339,16 @@ impl RequestBody {
         let Some(mut scan) = self.scan.take() else { return self.poll_source(cx) };
         let frame = self.poll_scan(&mut scan, cx);
         let finds = &self.scan.insert(scan).finds;
-        match ready!(frame) {
-            Ok(frame) => match finds.check() {
-                Ok(()) => return Poll::Ready(frame.map(Ok)),
-                Err(refusal) => self.counts.stop(refusal),
-            },
-            Err(FrameError::Body(error)) => return Poll::Ready(Some(Err(error))),
-            Err(FrameError::Stopped(OutboundError::Leak(found))) => self.counts.stop_at_find(found, finds),
-            Err(FrameError::Stopped(error)) => self.counts.stop(error.refusal().0),
+        match (frame, finds.check()) {
+            (Poll::Ready(Err(FrameError::Stopped(OutboundError::Leak(found)))), _) => {
+                self.counts.stop_at_find(found, finds)
+            }
+            (Poll::Ready(Err(FrameError::Stopped(error))), _) => self.counts.stop(error.refusal().0),
+            (Poll::Ready(Err(FrameError::Body(error))), _) => return Poll::Ready(Some(Err(error))),
+            (Poll::Ready(Ok(frame)), Ok(())) => return Poll::Ready(frame.map(Ok)),
+            (Poll::Pending, Ok(())) => return Poll::Pending,
+            // Also if the data is only held. Otherwise the request would end later than one with a find.
+            (Poll::Ready(Ok(_)) | Poll::Pending, Err(refusal)) => self.counts.stop(refusal),
         }
         Poll::Ready(Some(Err(BodyError::stopped())))
     }

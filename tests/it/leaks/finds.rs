@@ -252,15 +252,22 @@ async fn a_request_with_a_find_over_the_limit_ends_like_any_other() {
     assert!(forms.len() == 1 && forms.values().eq([&(UPLOADS - 3)]), "{forms:#?}");
 }
 
-/// An origin over HTTP/2 that resets nothing itself. It notes the codes with which its streams are reset.
-async fn origin_of_frames(builder: &LabBuilder) -> (u16, Arc<Mutex<Vec<u32>>>) {
+/// The DATA frames that an origin over HTTP/2 has received, and the codes with which its streams were reset.
+#[derive(Default)]
+struct OriginFrames {
+    data: usize,
+    resets: Vec<u32>,
+}
+
+/// Starts an origin over HTTP/2 that answers nothing.
+async fn silent_h2_origin(builder: &LabBuilder) -> (u16, Arc<Mutex<OriginFrames>>) {
     let mut config = builder.server_config("api.test").as_ref().clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let tls = TlsAcceptor::from(Arc::new(config));
     builder.dns.set("api.test", &["127.0.0.1"]);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (port, codes) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<u32>>>::default());
-    let noted = codes.clone();
+    let (port, frames) = (listener.local_addr().unwrap().port(), Arc::<Mutex<OriginFrames>>::default());
+    let noted = frames.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let (tls, noted) = (tls.clone(), noted.clone());
@@ -269,22 +276,28 @@ async fn origin_of_frames(builder: &LabBuilder) -> (u16, Arc<Mutex<Vec<u32>>>) {
                 let settings = h2::frame(h2::SETTINGS, 0, 0, &[]);
                 io.write_all(&[settings, h2::frame(h2::SETTINGS, 1, 0, &[])].concat()).await.unwrap();
                 let _ = io.read_exact(&mut [0; h2::PREFACE.len()]).await;
-                while let Some(frame) = h2::read_frame(&mut io).await {
-                    if frame.kind == h2::RST_STREAM {
-                        noted.lock().unwrap().push(u32::from_be_bytes(frame.payload.try_into().unwrap()));
+                let mut head = [0; 9];
+                while io.read_exact(&mut head).await.is_ok() {
+                    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                    io.read_exact(&mut payload).await.unwrap();
+                    let mut noted = noted.lock().unwrap();
+                    match head[3] {
+                        h2::RST_STREAM => noted.resets.push(u32::from_be_bytes(payload.try_into().unwrap())),
+                        h2::DATA => noted.data += 1,
+                        _ => {}
                     }
                 }
             });
         }
     });
-    (port, codes)
+    (port, frames)
 }
 
 /// The origin may be an accomplice of the sandbox. It must not see which of the stopped requests contained a value.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_sees_the_same_reset_of_requests_with_and_without_a_find() {
     let builder = LabBuilder::new().await;
-    let (port, codes) = origin_of_frames(&builder).await;
+    let (port, frames) = silent_h2_origin(&builder).await;
     let policy = format!(
         "[leak]\nmax_finds = 3\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n[credentials.KEY]\n\
          auth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n[tasks.t]\nintegrations = [\"api\"]\n\
@@ -306,7 +319,7 @@ async fn an_origin_sees_the_same_reset_of_requests_with_and_without_a_find() {
         clients
     };
     let mut clients = open(24).await;
-    until_decided(&lab, 24).await;
+    wait_until(|| frames.lock().unwrap().data == 24).await;
     for (at, client) in clients.iter().enumerate() {
         let guess: String = if at % 2 == 0 { KEY.to_owned() } else { KEY.chars().rev().collect() };
         let chunk = format!("{:x}\r\n{guess}\r\n", guess.len());
@@ -315,9 +328,9 @@ async fn an_origin_sees_the_same_reset_of_requests_with_and_without_a_find() {
     for client in &mut clients {
         assert!(timeout(lab::TIMEOUT, read_to_end(client)).await.unwrap().starts_with("HTTP/1.1 403"));
     }
-    wait_until(|| codes.lock().unwrap().len() == 24).await;
+    wait_until(|| frames.lock().unwrap().resets.len() == 24).await;
     const CANCEL: u32 = 8;
-    assert_eq!(*codes.lock().unwrap(), [CANCEL; 24]);
+    assert_eq!(frames.lock().unwrap().resets, [CANCEL; 24]);
 }
 
 /// The limit is three unless the configuration sets another.
