@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use zeroize::Zeroizing;
@@ -107,6 +107,18 @@ pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     staged(path, content, mode)?.persist(path).map_err(|error| error.error)?;
     File::open(folder(path))?.sync_all()
+}
+
+/// Checks that a file belongs to this process's user, so that a file that replaces it belongs to the same one.
+///
+/// # Errors
+/// I/O errors; `PermissionDenied` if it belongs to another user.
+pub fn check_owner(path: &Path) -> io::Result<()> {
+    if fs::metadata(path)?.uid() != rustix::process::geteuid().as_raw() {
+        let why = format!("{} belongs to another user; run this as the daemon's user", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    Ok(())
 }
 
 /// Renames a file within its directory. Replaces the target if it exists.

@@ -21,6 +21,16 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
         say(format_args!("exeat: no CA at {}; run `exeat ca init` to create one", cert.display()));
         return Exit::Failed;
     }
+    if matches!(action, CaAction::Show | CaAction::Prepare | CaAction::Rotate | CaAction::Retire) {
+        let Some(key) = key else {
+            say("exeat: without [interception].ca_key, the CA is created anew at each start");
+            return Exit::Failed;
+        };
+        return on_files(&CaFiles::new(cert, key), cert, action).unwrap_or_else(|error| {
+            say(format_args!("exeat: {error}"));
+            Exit::Failed
+        });
+    }
     let authority = match Authority::of(cert, key) {
         Ok(authority) => authority,
         Err(error) => {
@@ -29,47 +39,31 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
         }
     };
     match action {
-        CaAction::Init if existed => say(format_args!("the CA already exists: {}", cert.display())),
-        CaAction::Init => say(format_args!("created {}", cert.display())),
         CaAction::Bundle => print(bundle(&authority.ca_pem())),
-        CaAction::Show | CaAction::Prepare | CaAction::Rotate | CaAction::Retire => {
-            let done = match key.map(|key| CaFiles::new(cert, key)) {
-                Some(files) => on_files(&files, cert, action),
-                None => Err("without [interception].ca_key, the CA is created anew at each start".to_owned()),
-            };
-            return done.unwrap_or_else(|why| {
-                say(format_args!("exeat: {why}"));
-                Exit::Failed
-            });
-        }
+        _ if existed => say(format_args!("the CA already exists: {}", cert.display())),
+        _ => say(format_args!("created {}", cert.display())),
     }
     Exit::Done
 }
 
-fn on_files(files: &CaFiles, cert: &Path, action: &CaAction) -> Result<Exit, String> {
-    let failed = |error: AuthorityError| error.to_string();
+fn on_files(files: &CaFiles, cert: &Path, action: &CaAction) -> Result<Exit, AuthorityError> {
     match action {
-        CaAction::Prepare if files.prepare().map_err(failed)? => say(format_args!(
+        CaAction::Prepare if files.prepare()? => say(format_args!(
             "created the next CA, which {} holds too; reload the daemon, give clients the new `exeat ca bundle`, then run \
              `exeat ca rotate`",
             cert.display()
         )),
         CaAction::Prepare => say("the next CA has been prepared before"),
-        CaAction::Rotate => {
-            let was_prepared = files.rotate().map_err(failed)?;
+        CaAction::Rotate if files.rotate()? => {
             say("the new CA issues the certificates after the next reload of the daemon");
-            if !was_prepared {
-                say(
-                    "warning: it was not prepared, so clients do not trust it before they have the new `exeat ca bundle`",
-                );
-            }
             say("when no client needs the old one any more, run `exeat ca retire`");
         }
-        CaAction::Retire => match files.retire().map_err(failed)? {
+        CaAction::Rotate => say("the new CA issues the certificates already; `exeat ca retire` removes the old one"),
+        CaAction::Retire => match files.retire()? {
             0 => say("there is no earlier CA"),
             _ => say("clients are no longer told to trust the earlier CA, after the next reload of the daemon"),
         },
-        _ => show(files, cert).map_err(failed)?,
+        _ => show(files, cert)?,
     }
     Ok(Exit::Done)
 }

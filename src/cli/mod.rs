@@ -158,7 +158,7 @@ enum CaAction {
     /// Let the prepared CA issue the certificates. Clients are still told to trust the old one, too
     ///
     /// A running daemon uses it from its next reload. Clients that do not trust it yet will refuse the connections, so give
-    /// all of them the bundle after `exeat ca prepare` first. Without one, a new CA is created.
+    /// all of them the bundle after `exeat ca prepare` first.
     Rotate,
     /// Stop telling clients to trust earlier CAs
     Retire,

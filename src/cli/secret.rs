@@ -54,8 +54,8 @@ enum Action {
     },
     /// Seal the vault with a new master key
     ///
-    /// A key file is replaced by one with a random key. A running daemon needs no reload. It may be killed at any time:
-    /// the vault then opens with the old key or with the new one, and the next change finishes the replacement.
+    /// A key file, which must belong to this vault alone, is replaced by one with a random key. A running daemon needs no
+    /// reload. The command may be killed at any time: the vault then opens with the old key or with the new one.
     Rekey {
         /// Seal it with this key instead: env:NAME or file:PATH, which is created if it does not exist. The
         /// configuration must then name it as [vault].key, and the daemon be restarted
@@ -163,6 +163,14 @@ fn rekey(vault: &Vault, key: &Source, new_key: Option<&str>) -> Result<Exit, Str
             ));
             return Ok(Exit::Usage);
         };
+        if std::env::var_os("CREDENTIALS_DIRECTORY").is_some_and(|dir| key.starts_with(dir)) {
+            say(format_args!(
+                "exeat: {} is a copy that the service manager makes at each start; name the source of the new key with \
+                 --new-key",
+                key.display()
+            ));
+            return Ok(Exit::Usage);
+        }
         vault::rekey(vault, None).map_err(|error| in_vault(vault, &error))?;
         let key = key.display();
         say(format_args!("{file} is sealed with a new key, in {key}; a running daemon needs no reload"));
@@ -177,7 +185,7 @@ fn rekey(vault: &Vault, key: &Source, new_key: Option<&str>) -> Result<Exit, Str
     vault::rekey(vault, Some(&source)).map_err(|error| in_vault(vault, &error))?;
     say(format_args!(
         "{file} is sealed with the key of {new_key}; set [vault].key to it and restart the daemon, which cannot read the \
-         vault until then"
+         vault until then, and delete the old key afterwards"
     ));
     say(OLD_COPIES);
     Ok(Exit::Done)

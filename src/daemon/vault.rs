@@ -16,10 +16,11 @@ use crate::vault::{DerivedKey, Entry, MasterKey, Opened, Vault, VaultError};
 /// The workspace of the daemon's own secrets. Operators cannot access it, because it is not a valid workspace name.
 const OWN: &str = ".exeat";
 const AUDIT_KEY: &str = "audit.key";
-/// The ledger's key, if the master key was replaced since it was derived.
-const DERIVED_LEDGER_KEY: &str = "ledger.key";
 /// The label for deriving the ledger's key.
 const LEDGER_KEY: &str = "exeat ledger 1";
+/// The ledger's key, which is kept when the master key is replaced: the other proxies that share the ledger still sign with
+/// it.
+const DERIVED_LEDGER_KEY: DerivedKey<'_> = DerivedKey { workspace: OWN, name: "ledger.key", label: LEDGER_KEY };
 
 /// Returns the configured vault, with the key from this process's environment if the settings say so.
 #[must_use]
@@ -115,8 +116,7 @@ pub(crate) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
 /// As [`Vault::rekey`]. Also if the new key does not exist.
 pub fn rekey(vault: &Vault, new: Option<&Source>) -> Result<(), VaultError> {
     let new = new.map(|source| master_key(source, &|name| std::env::var(name).ok()));
-    // The other proxies that share a ledger still sign with the key that they derived.
-    vault.rekey(new.as_ref(), &[DerivedKey { workspace: OWN, name: DERIVED_LEDGER_KEY, label: LEDGER_KEY }])
+    vault.rekey(new.as_ref(), &[DERIVED_LEDGER_KEY])
 }
 
 /// Returns the key that proxies with a shared ledger sign with, derived from the configured key, else from the vault's
@@ -127,10 +127,7 @@ pub fn rekey(vault: &Vault, new: Option<&Source>) -> Result<(), VaultError> {
 pub(crate) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<Secret, VaultError> {
     match named {
         Some(source) => master_key(source, &|name| std::env::var(name).ok()).subkey(LEDGER_KEY),
-        None => {
-            let vault = vault(&settings.vault);
-            vault.get(OWN, DERIVED_LEDGER_KEY)?.map_or_else(|| vault.subkey(LEDGER_KEY), Ok)
-        }
+        None => vault(&settings.vault).derived(&DERIVED_LEDGER_KEY),
     }
 }
 

@@ -69,6 +69,13 @@ enum Part {
     Key,
 }
 
+/// Whether a CA that has expired can be used: to replace it, but not to issue leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expired {
+    Allowed,
+    Refused,
+}
+
 impl CaFiles {
     /// Names the files. Nothing is read or created yet.
     #[must_use]
@@ -91,7 +98,7 @@ impl CaFiles {
                 _ => {}
             }
         }
-        self.read()
+        self.read(Expired::Refused)
     }
 
     /// Reads the CA as [`Self::load_or_create`] does, or returns `None` if that would create one.
@@ -100,7 +107,7 @@ impl CaFiles {
     /// As [`Self::load_or_create`].
     pub(super) fn existing(&self) -> Result<Option<Ca>, AuthorityError> {
         match self.exist()? {
-            true => self.read().map(Some),
+            true => self.read(Expired::Refused).map(Some),
             false => Ok(None),
         }
     }
@@ -108,10 +115,10 @@ impl CaFiles {
     /// Returns the certificates that clients are told to trust.
     ///
     /// # Errors
-    /// If they cannot be read, or there is no valid CA.
+    /// If they cannot be read.
     pub fn trusted(&self) -> Result<Vec<TrustedCa>, AuthorityError> {
-        let ca = self.read()?;
-        let next = self.prepared(&ca);
+        let ca = self.read(Expired::Allowed)?;
+        let next = self.prepared(&ca)?;
         let role = |der: &CertificateDer<'_>| match der {
             der if *der == ca.signing => CaRole::Issuing,
             der if next.as_ref() == Some(der) => CaRole::Prepared,
@@ -129,48 +136,11 @@ impl CaFiles {
     /// false if that has been done before.
     ///
     /// # Errors
-    /// If the files cannot be read or written, or there is no valid CA.
+    /// If the files cannot be read or written, belong to another user, or contain no valid CA.
     pub fn prepare(&self) -> Result<bool, AuthorityError> {
-        let _lock = self.lock()?;
-        self.prepare_locked()
-    }
-
-    /// Lets the prepared CA issue the leaves. Clients are still told to trust the old one, too. Returns false if none had
-    /// been prepared, so that clients do not trust the new one yet.
-    ///
-    /// # Errors
-    /// As for [`Self::prepare`].
-    pub fn rotate(&self) -> Result<bool, AuthorityError> {
-        let _lock = self.lock()?;
-        let was_prepared = !self.prepare_locked()?;
-        let key = self.key.canonicalize().map_err(io_error(&self.key))?;
-        files::rename(&self.next_key(), &key).map_err(io_error(&key))?;
-        // For readers of the first certificate alone.
-        self.write_trusted(&self.read()?.trusted)?;
-        Ok(was_prepared)
-    }
-
-    /// Removes the certificates of earlier CAs. Returns their number.
-    ///
-    /// # Errors
-    /// As for [`Self::prepare`], and if the prepared CA does not issue yet.
-    pub fn retire(&self) -> Result<usize, AuthorityError> {
-        let _lock = self.lock()?;
-        let ca = self.read()?;
-        if self.prepared(&ca).is_some() {
-            let why = "the prepared CA does not issue leaves yet; run `exeat ca rotate` first";
-            return Err(AuthorityError::Unusable(why.to_owned()));
-        }
-        let count = ca.trusted.len().saturating_sub(1);
-        if count > 0 {
-            self.write_trusted(&[ca.signing])?;
-        }
-        Ok(count)
-    }
-
-    fn prepare_locked(&self) -> Result<bool, AuthorityError> {
-        let mut ca = self.read()?;
-        if self.prepared(&ca).is_some() {
+        let _lock = self.lock_to_write()?;
+        let mut ca = self.read(Expired::Allowed)?;
+        if self.prepared(&ca)?.is_some() {
             return Ok(false);
         }
         let (cert_pem, key_pem) = make_ca()?;
@@ -183,11 +153,65 @@ impl CaFiles {
         Ok(true)
     }
 
+    /// Lets the prepared CA issue the leaves. Clients are still told to trust the old one, too. Returns false if that has been
+    /// done before.
+    ///
+    /// # Errors
+    /// As for [`Self::prepare`], and if no CA has been prepared: clients would trust none of its leaves.
+    pub fn rotate(&self) -> Result<bool, AuthorityError> {
+        let _lock = self.lock_to_write()?;
+        let ca = self.read(Expired::Allowed)?;
+        match (self.prepared(&ca)?, ca.trusted.len()) {
+            (Some(_), _) => {}
+            (None, 0 | 1) => {
+                let why = "no CA has been prepared, so clients would trust none; run `exeat ca prepare` first";
+                return Err(AuthorityError::Unusable(why.to_owned()));
+            }
+            (None, _) => return Ok(false),
+        }
+        let key = self.key.canonicalize().map_err(io_error(&self.key))?;
+        files::rename(&self.next_key(), &key).map_err(io_error(&key))?;
+        // For readers of the first certificate alone.
+        self.write_trusted(&self.read(Expired::Allowed)?.trusted)?;
+        Ok(true)
+    }
+
+    /// Removes the certificates of earlier CAs. Returns their number.
+    ///
+    /// # Errors
+    /// As for [`Self::prepare`], and if the prepared CA does not issue yet.
+    pub fn retire(&self) -> Result<usize, AuthorityError> {
+        let _lock = self.lock_to_write()?;
+        let ca = self.read(Expired::Refused)?;
+        if self.prepared(&ca)?.is_some() {
+            let why = "the prepared CA does not issue leaves yet; run `exeat ca rotate` first";
+            return Err(AuthorityError::Unusable(why.to_owned()));
+        }
+        let count = ca.trusted.len().saturating_sub(1);
+        if count > 0 {
+            self.write_trusted(&[ca.signing])?;
+        }
+        let next = self.next_key();
+        match fs::remove_file(&next) {
+            // The key of a preparation that was killed has no certificate.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&next)(error)),
+            _ => Ok(count),
+        }
+    }
+
     /// Returns the certificate of the CA that is to replace this one.
-    fn prepared(&self, ca: &Ca) -> Option<CertificateDer<'static>> {
-        let pem = files::read_private(&self.next_key()).ok()?;
-        let key = KeyPair::from_pem(std::str::from_utf8(&pem).ok()?).ok()?;
-        ca.trusted.iter().find(|cert| belongs_to(cert, &key)).cloned()
+    ///
+    /// # Errors
+    /// If its key cannot be read.
+    fn prepared(&self, ca: &Ca) -> Result<Option<CertificateDer<'static>>, AuthorityError> {
+        let next = self.next_key();
+        let pem = match files::read_private(&next) {
+            Ok(pem) => pem,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error(&next)(error)),
+        };
+        let key = std::str::from_utf8(&pem).ok().and_then(|pem| KeyPair::from_pem(pem).ok());
+        Ok(key.and_then(|key| ca.trusted.iter().find(|cert| belongs_to(cert, &key)).cloned()))
     }
 
     fn next_key(&self) -> PathBuf {
@@ -209,6 +233,16 @@ impl CaFiles {
         fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder)).map_err(io_error(folder))
     }
 
+    /// As [`Self::lock`], to replace the files. Also removes temporary files with keys that a killed process left.
+    fn lock_to_write(&self) -> Result<fs::File, AuthorityError> {
+        let lock = self.lock()?;
+        files::check_owner(&self.key).map_err(io_error(&self.key))?;
+        for file in [&self.key, &self.next_key(), &self.cert] {
+            files::sweep(file).map_err(io_error(file))?;
+        }
+        Ok(lock)
+    }
+
     /// Returns true if both files exist, and false if neither does.
     fn exist(&self) -> Result<bool, AuthorityError> {
         match (self.cert.exists(), self.key.exists()) {
@@ -218,13 +252,13 @@ impl CaFiles {
         }
     }
 
-    fn read(&self) -> Result<Ca, AuthorityError> {
+    fn read(&self, expired: Expired) -> Result<Ca, AuthorityError> {
         // The key is read first. While the CA is being replaced, the certificates of both keys are there.
         let key_pem = files::read_private(&self.key).map_err(io_error(&self.key))?;
         let cert_pem = fs::read(&self.cert).map_err(io_error(&self.cert))?;
         // Without the key's text, the error is that it is no PEM file.
         let key_pem = std::str::from_utf8(&key_pem).unwrap_or_default();
-        parse(&cert_pem, key_pem).map_err(|(part, why)| {
+        parse(&cert_pem, key_pem, expired).map_err(|(part, why)| {
             let path = match part {
                 Part::Certificate => &self.cert,
                 Part::Key => &self.key,
@@ -241,7 +275,7 @@ impl CaFiles {
 pub(super) fn ephemeral(cert: &Path) -> Result<Ca, AuthorityError> {
     let (cert_pem, key_pem) = make_ca()?;
     files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(io_error(cert))?;
-    parse(cert_pem.as_bytes(), &key_pem).map_err(|(_, why)| AuthorityError::Unusable(why))
+    parse(cert_pem.as_bytes(), &key_pem, Expired::Refused).map_err(|(_, why)| AuthorityError::Unusable(why))
 }
 
 /// Returns a certificate in PEM.
@@ -265,36 +299,41 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
     move |source| AuthorityError::Io { path, source }
 }
 
-fn parse(cert_pem: &[u8], key_pem: &str) -> Result<Ca, (Part, String)> {
+fn parse(cert_pem: &[u8], key_pem: &str, expired: Expired) -> Result<Ca, (Part, String)> {
     let of_key = |why: &str| (Part::Key, why.to_owned());
     let of_certificate = |why: String| (Part::Certificate, why);
     let key = KeyPair::from_pem(key_pem).map_err(|_| of_key("no usable private key in PEM"))?;
     // Other sections of the file, such as a private key, are not passed on.
     let certs: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(cert_pem).collect();
-    let certs = certs.ok().filter(|certs| !certs.is_empty());
-    let mut trusted = certs.ok_or_else(|| of_certificate("no certificate in PEM".to_owned()))?;
-    for cert in &trusted {
+    let mut trusted = certs.map_err(|error| of_certificate(format!("not a file of certificates in PEM: {error:?}")))?;
+    // Of several certificates of one key, such as a renewed one, the last to expire.
+    let mut issuing: Option<(OffsetDateTime, OffsetDateTime, usize)> = None;
+    for (at, cert) in trusted.iter().enumerate() {
         let parsed = x509_parser::parse_x509_certificate(cert);
         let (_, parsed) = parsed.map_err(|error| of_certificate(error.to_string()))?;
         if !parsed.is_ca() {
             return Err(of_certificate("the certificate is not a CA certificate".to_owned()));
         }
+        let validity = parsed.validity();
+        let end = validity.not_after.to_datetime();
+        if parsed.public_key().raw == key.subject_public_key_info() && issuing.is_none_or(|(last, ..)| end > last) {
+            issuing = Some((end, validity.not_before.to_datetime(), at));
+        }
     }
-    let at = trusted.iter().position(|cert| belongs_to(cert, &key));
-    let at = at.ok_or_else(|| of_key("the key does not belong to the certificate"))?;
-    trusted.get_mut(..=at).unwrap_or_default().rotate_right(1);
-    let signing = trusted.first().cloned().ok_or_else(|| of_certificate("no certificate in PEM".to_owned()))?;
-    let (_, parsed) =
-        x509_parser::parse_x509_certificate(&signing).map_err(|error| of_certificate(error.to_string()))?;
-    let validity = parsed.validity();
-    let not_after = validity.not_after.to_datetime();
-    if validity.not_before.to_datetime() > now() {
+    if trusted.is_empty() {
+        return Err(of_certificate("no certificate in PEM".to_owned()));
+    }
+    let (not_after, not_before, at) = issuing.ok_or_else(|| of_key("the key does not belong to the certificate"))?;
+    if not_before > now() {
         return Err(of_certificate("the certificate is not valid yet; check the clock".to_owned()));
     }
-    if not_after <= now() {
-        let why = "the certificate has expired; remove it and its key to create a new CA at the next start";
+    if not_after <= now() && expired == Expired::Refused {
+        let why = "the certificate has expired; replace it with `exeat ca prepare` and `exeat ca rotate`, or remove it and its \
+                   key to create a new CA at the next start";
         return Err(of_certificate(why.to_owned()));
     }
+    trusted.get_mut(..=at).unwrap_or_default().rotate_right(1);
+    let signing = trusted.first().cloned().ok_or_else(|| of_certificate("no certificate in PEM".to_owned()))?;
     Ok(Ca { signing, trusted, key, not_after })
 }
 
@@ -411,10 +450,50 @@ mod tests {
         assert!(files.rotate().unwrap());
         assert_eq!(roles(&files), [(new.clone(), CaRole::Issuing), (old.clone(), CaRole::Retiring)]);
         assert!(!dir.path().join("ca-key.pem.next").exists());
+        assert!(!files.rotate().unwrap(), "it was done before");
         assert_eq!(files.retire().unwrap(), 1);
         assert_eq!(roles(&files), [(new.clone(), CaRole::Issuing)]);
-        assert!(!files.rotate().unwrap(), "nothing was prepared");
-        assert_eq!(roles(&files).len(), 2);
+        assert!(files.rotate().unwrap_err().to_string().contains("exeat ca prepare"));
+        assert_eq!(roles(&files), [(new.clone(), CaRole::Issuing)]);
+    }
+
+    /// A key that cannot be read is not one that does not exist: clients may trust its certificate already.
+    #[test]
+    fn an_unreadable_prepared_key_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ca_files(dir.path());
+        made(dir.path());
+        files.prepare().unwrap();
+        let (next, before) = (dir.path().join("ca-key.pem.next"), fs::read(dir.path().join("ca.pem")).unwrap());
+        fs::set_permissions(&next, fs::Permissions::from_mode(0o644)).unwrap();
+        let errors = [files.prepare().err(), files.rotate().err(), files.retire().err()];
+        assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.to_string().contains("chmod 600"))));
+        assert_eq!(fs::read(dir.path().join("ca.pem")).unwrap(), before);
+    }
+
+    /// Makes a CA certificate of this key that ends this many hours from now.
+    fn certificate(key: &KeyPair, hours: i64) -> String {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.not_before = now() - BACKDATED;
+        params.not_after = now() + time::Duration::hours(hours);
+        params.self_signed(key).unwrap().pem()
+    }
+
+    #[test]
+    fn an_expired_ca_can_be_replaced_and_a_renewed_one_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cert, key_file) = (dir.path().join("ca.pem"), dir.path().join("ca-key.pem"));
+        let key = KeyPair::generate().unwrap();
+        files::replace(&key_file, key.serialize_pem().as_bytes(), 0o600).unwrap();
+        let expired = certificate(&key, -1);
+        fs::write(&cert, expired.clone() + &certificate(&key, 24)).unwrap();
+        assert!(ca_files(dir.path()).existing().unwrap().unwrap().not_after > now());
+        fs::write(&cert, &expired).unwrap();
+        let error = ca_files(dir.path()).existing().err().unwrap().to_string();
+        assert!(error.contains("has expired") && error.contains("exeat ca rotate"), "{error}");
+        assert!(ca_files(dir.path()).prepare().unwrap() && ca_files(dir.path()).rotate().unwrap());
+        assert!(ca_files(dir.path()).existing().unwrap().unwrap().not_after > now());
     }
 
     /// Each step can be the last before the process is killed. The CA can be used after each, and the replacement goes on.
@@ -423,7 +502,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (files, old) = (ca_files(dir.path()), made(dir.path()));
         // Prepared: the key was written, its certificate was not.
-        fs::write(dir.path().join("ca-key.pem.next"), make_ca().unwrap().1.as_bytes()).unwrap();
+        files::replace(&dir.path().join("ca-key.pem.next"), make_ca().unwrap().1.as_bytes(), 0o600).unwrap();
         assert_eq!(roles(&files), [(old.clone(), CaRole::Issuing)]);
         assert!(files.prepare().unwrap());
         // Rotated: the key was replaced, the order of the certificates was not.
@@ -432,6 +511,8 @@ mod tests {
             panic!("{:?}", roles(&files))
         };
         assert!(*new != old && *second == old);
+        assert_eq!(made(dir.path()), *new);
+        assert!(!files.rotate().unwrap(), "no third CA is made");
         assert_eq!(made(dir.path()), *new);
         assert_eq!(files.retire().unwrap(), 1);
         assert_eq!(made(dir.path()), *new);

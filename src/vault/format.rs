@@ -103,8 +103,8 @@ impl Content {
     }
 }
 
-/// Parses and verifies a file.
-pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<Content, VaultError> {
+/// Parses and verifies a file. Also returns the key that opened it.
+pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<(Content, Key), VaultError> {
     let sealed = parse(bytes)?;
     let key = master.derive(&unhex(&sealed.salt)?)?;
     if !bool::from(key_id(&key).as_bytes().ct_eq(sealed.key_id.as_bytes())) {
@@ -129,7 +129,7 @@ pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<Content, VaultErr
     if !bool::from(seal_mac(&sealed, &data_key)?.as_bytes().ct_eq(sealed.seal.as_bytes())) {
         return Err(VaultError::Altered);
     }
-    Ok(content)
+    Ok((content, key))
 }
 
 /// Returns the salt of a file, so that a rewrite need not derive the key with a new one.

@@ -126,8 +126,18 @@ impl Vault {
     /// # Errors
     /// [`VaultError`]; also if the vault does not exist yet.
     pub fn subkey(&self, label: &str) -> Result<Secret, VaultError> {
+        master::subkey(&self.verified()?.ok_or_else(missing)?.key, label)
+    }
+
+    /// Returns a key that was derived from the master key before it was replaced, or derives it.
+    ///
+    /// # Errors
+    /// As [`Self::subkey`].
+    pub fn derived(&self, derived: &DerivedKey<'_>) -> Result<Secret, VaultError> {
+        let DerivedKey { workspace, name, label } = derived;
         let opened = self.verified()?.ok_or_else(missing)?;
-        master::subkey(&opened.key(self).derive(opened.salt.as_slice())?, label)
+        // The file is read once: the key may be replaced at the same time.
+        opened.content.take(workspace, name).map_or_else(|| master::subkey(&opened.key, label), Ok)
     }
 
     /// Reads and verifies the whole vault, for several lookups. Returns `None` if the vault does not exist yet.

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use super::error::VaultError;
 use super::format::{self, Content, Entry, Record};
-use super::master::{self, MasterKey};
+use super::master::{self, Key, MasterKey};
 use super::{Vault, missing};
 use crate::files;
 
@@ -22,15 +22,10 @@ const ATTEMPTS: usize = 3;
 pub(super) struct Verified {
     pub(super) content: Content,
     pub(super) salt: Zeroizing<[u8; 16]>,
-    /// The key beside the key file, if the vault is already sealed with it.
-    next: Option<MasterKey>,
-}
-
-impl Verified {
-    /// Returns the key that the file is sealed with.
-    pub(super) fn key<'a>(&'a self, vault: &'a Vault) -> &'a MasterKey {
-        self.next.as_ref().unwrap_or(&vault.key)
-    }
+    /// The key that opened it.
+    pub(super) key: Key,
+    /// It is already sealed with the key beside the key file.
+    is_next: bool,
 }
 
 /// A key that was derived from the master key and is kept as a record, because a new master key does not give it.
@@ -55,10 +50,10 @@ impl Vault {
         let path = self.file()?;
         files::sweep(&path)?;
         self.finish_rekey()?;
-        let Verified { mut content, salt, .. } = self.verified()?.ok_or_else(missing)?;
+        let Verified { mut content, key, .. } = self.verified()?.ok_or_else(missing)?;
         for DerivedKey { workspace, name, label } in derived {
             if content.get(workspace, name).is_none() {
-                let value = master::subkey(&self.key.derive(salt.as_slice())?, label)?;
+                let value = master::subkey(&key, label)?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
                 let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
                 content.insert(Record { entry: Entry { workspace, name, created: now, updated: now }, value });
@@ -80,8 +75,12 @@ impl Vault {
         let Some(next) = self.next_key()? else {
             return Err(VaultError::Key("it is not a file, so the new one must be given".to_owned()));
         };
+        if let MasterKey::File(key) = &self.key {
+            // The file would belong to this user, and the daemon could not read it.
+            files::check_owner(key)?;
+        }
         files::sweep(&next)?;
-        files::write_new(&next, MasterKey::random()?.as_slice(), 0o600)?;
+        files::replace(&next, MasterKey::random()?.as_slice(), 0o600)?;
         replace(&MasterKey::File(next))?;
         self.finish_rekey()
     }
@@ -97,28 +96,25 @@ impl Vault {
             let salt = format::salt(&bytes)?;
             match format::open(&bytes, &self.key) {
                 Err(VaultError::WrongKey) => {}
-                opened => return opened.map(|content| Some(Verified { content, salt, next: None })),
+                opened => return opened.map(|(content, key)| Some(Verified { content, salt, key, is_next: false })),
             }
             let Some(next) = self.next_key()? else { break };
             let next = MasterKey::File(next);
             match format::open(&bytes, &next) {
                 // The key file may have been replaced since it was read.
                 Err(VaultError::WrongKey | VaultError::Key(_)) => {}
-                opened => return opened.map(|content| Some(Verified { content, salt, next: Some(next) })),
+                opened => return opened.map(|(content, key)| Some(Verified { content, salt, key, is_next: true })),
             }
         }
         Err(VaultError::WrongKey)
     }
 
-    /// Finishes or reverts a replacement of the key that was interrupted. The caller holds the lock.
+    /// Finishes a replacement of the key that was interrupted. A new key that the vault is not sealed with stays where it is,
+    /// because the vault at this path may not be the one that it belongs to. The caller holds the lock.
     pub(super) fn finish_rekey(&self) -> Result<(), VaultError> {
         let (MasterKey::File(key), Some(next)) = (&self.key, self.next_key()?) else { return Ok(()) };
-        if !next.try_exists()? {
-            return Ok(());
-        }
-        match self.verified()? {
-            Some(Verified { next: Some(_), .. }) => files::rename(&next, &key.canonicalize()?)?,
-            _ => std::fs::remove_file(&next)?,
+        if next.try_exists()? && self.verified()?.is_some_and(|opened| opened.is_next) {
+            files::rename(&next, &key.canonicalize()?)?;
         }
         Ok(())
     }
@@ -187,7 +183,7 @@ mod tests {
         assert!(matches!(value(&vault(dir.path())), Err(VaultError::WrongKey)));
     }
 
-    /// The process can be killed between any two steps. The vault can be read after each, and the next change leaves no
+    /// The process can be killed between any two steps. The vault can be read after each, and the next rekey leaves no
     /// second key.
     #[test]
     fn the_vault_opens_after_each_step() {
@@ -195,8 +191,6 @@ mod tests {
         let (key, next) = (dir.path().join("vault.key"), dir.path().join("vault.key.new"));
         let steps = [
             (&old_vault, &old_key, None, &old_key),
-            // The new key was not written completely, or was.
-            (&old_vault, &old_key, Some(&new_key[..10]), &old_key),
             (&old_vault, &old_key, Some(&new_key[..]), &old_key),
             (&new_vault, &old_key, Some(&new_key[..]), &new_key),
             (&new_vault, &new_key, None, &new_key),
@@ -215,8 +209,8 @@ mod tests {
                     assert_eq!(&std::fs::read(&key).unwrap(), left, "step {at}");
                 } else {
                     vault.rekey(None, &[]).unwrap();
+                    assert!(!next.exists(), "step {at}");
                 }
-                assert!(!next.exists(), "step {at}");
                 assert_eq!(value(&vault).unwrap(), "value-of-key", "step {at}");
             }
         }
@@ -272,5 +266,20 @@ mod tests {
             }
             is_done.store(true, std::sync::atomic::Ordering::SeqCst);
         });
+    }
+
+    /// The only key of a vault must not be deleted while another file, or none, is in its place.
+    #[test]
+    fn a_new_key_stays_while_the_vault_is_elsewhere() {
+        let Replaced { dir, files: [[_, old_key], [new_vault, new_key]] } = replaced();
+        let (key, next) = (dir.path().join("vault.key"), dir.path().join("vault.key.new"));
+        files::replace(&key, &old_key, 0o600).unwrap();
+        files::replace(&next, &new_key, 0o600).unwrap();
+        let path = dir.path().join("vault.exeat");
+        std::fs::remove_file(&path).unwrap();
+        vault(dir.path()).set("default", "KEY", secret("of another vault")).unwrap();
+        vault(dir.path()).set("default", "KEY", secret("of another vault")).unwrap();
+        files::replace(&path, &new_vault, 0o600).unwrap();
+        assert_eq!(value(&vault(dir.path())).unwrap(), "value-of-key");
     }
 }
