@@ -111,7 +111,7 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
     // A listener of another task accepts no token of this one. Without a token, the listener must know the task.
     let is_usable = |listener: &&ProxyListener| match &listener.tasks.all {
         Some(task) => *task == known,
-        None => token.is_some() || listener.tasks.tasks().any(|task| *task == known),
+        None => token.is_some() || listener.tasks.networks.iter().any(|(_, task)| *task == known),
     };
     let usable: Vec<_> = settings.proxy.listeners.iter().filter(is_usable).collect();
     if usable.iter().all(|listener| listener.at.tcp().is_none()) && token.is_none() {
@@ -123,7 +123,7 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
     }
     let mut tcp = usable.into_iter().filter_map(|listener| listener.at.tcp());
     let Some(listen) = tcp.find(|address| address.port() != 0) else {
-        say("exeat: proxy.listen has no TCP address with a fixed port");
+        say(format_args!("exeat: no TCP listener with a fixed port is for the task {task:?}"));
         return Exit::Failed;
     };
     let Some(reached_at) = reached_at(listen, args.host.as_deref()) else {

@@ -37,7 +37,7 @@ use crate::model::descriptors::Descriptors;
 use crate::model::name::CredentialName;
 use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
-use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
+use crate::policy::settings::{self, Durability, ListenAt, ListenerTasks, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
@@ -118,10 +118,7 @@ impl Daemon {
                 listeners.push(listener);
             }
         } else {
-            for listener in &mut listeners {
-                let configured = settings.proxy.listeners.iter().find(|configured| configured.at == *listener.at());
-                listener.set_tasks(configured.map_or(&settings.proxy.tasks, |configured| &configured.tasks).clone());
-            }
+            identify_inherited(&mut listeners, &settings.proxy).await?;
         }
         let admin_listener = match (inherited.admin, &settings.admin.listen) {
             (Some(listener), _) => Some(listener),
@@ -347,6 +344,25 @@ fn services(
         settings,
     };
     Ok((services, last))
+}
+
+/// Sets the tasks of the clients of passed sockets, and adds the listeners with tasks of their own, which passed sockets do not
+/// replace.
+async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Proxy) -> Result<(), StartError> {
+    for listener in listeners.iter_mut() {
+        let configured = proxy.listeners.iter().find(|configured| configured.at == *listener.at());
+        // The networks were checked against the configured addresses only.
+        let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
+        listener.set_tasks(configured.map_or_else(unknown, |configured| configured.tasks.clone()));
+    }
+    for own in proxy.listeners.iter().filter(|configured| configured.is_own) {
+        if listeners.iter().all(|listener| *listener.at() != own.at) {
+            let mut listener = bind(&own.at, proxy.unix_mode).await?;
+            listener.set_tasks(own.tasks.clone());
+            listeners.push(listener);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the location of the audit log.

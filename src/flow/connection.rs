@@ -174,15 +174,15 @@ async fn handle(
     }
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
-    if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {
-        self_api::check_host(request.headers(), record)?;
-    }
     let slot = client.connection_slots.acquire(&services.caller_connections, caller.execution());
     // Before anything that may take long: an unidentified connection is closed for a newer one.
     let is_admitted = slot.is_ok() && client.slot.identify();
     prepare(&policy, &caller).await;
     record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
     slot?;
+    if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {
+        self_api::check_host(request.headers(), record)?;
+    }
     client.member.move_to(&services.queues.of(caller.execution()));
     if !is_admitted {
         return Err(Refusal::from(Fail::Overloaded).into());

@@ -124,7 +124,8 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
 
 /// Checks that a request without a token does not come from a web page in a browser. A page that has its own name resolve to
 /// the proxy's address (DNS rebinding) could otherwise read the answers, so the proxy must be named by its address, or by a
-/// name without a dot, which the page cannot have.
+/// name without a dot, which no page on the internet has. A page of another site is recognized by the fields that browsers add
+/// (Fetch Metadata, and Origin).
 ///
 /// # Errors
 /// [`Deny::CallerUnknown`].
@@ -137,8 +138,9 @@ pub(super) fn check_host(headers: &HeaderMap, record: &mut Record) -> Verdict<()
             Host::Name(name) => !name.as_str().contains('.'),
         })
     };
-    if headers.contains_key(ORIGIN) || !headers.get(HOST).is_some_and(is_own) {
-        record.rule("a web page may have sent it: Host is a domain name, or there is an Origin");
+    let of_page = headers.contains_key(ORIGIN) || headers.get("sec-fetch-site").is_some_and(|site| site != "none");
+    if of_page || !headers.get(HOST).is_some_and(is_own) {
+        record.rule("a web page may have sent it: Host is a domain name, or there is an Origin or Sec-Fetch-Site");
         return Err(Deny::CallerUnknown.into());
     }
     Ok(())

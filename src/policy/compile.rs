@@ -612,6 +612,17 @@ pub(super) mod tests {
                 "proxy.cidr_tasks.\"0.0.0.0/0\"",
                 "networks",
             ),
+            (
+                "[proxy]\ncidr_tasks = { \"::ffff:10.0.0.0/104\" = \"t\" }\n[tasks.t]",
+                "proxy.cidr_tasks.\"::ffff:10.0.0.0/104\"",
+                "10.1.2.0/24",
+            ),
+            (
+                "[proxy]\ncidr_tasks = { \"10.0.0.1\" = \"t\", \"10.0.0.1/32\" = \"t\" }\n[tasks.t]",
+                "proxy.cidr_tasks",
+                "once",
+            ),
+            ("[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"", "proxy.listeners[0]", "task = "),
             ("[proxy]\ncidr_tasks = 1", "proxy.cidr_tasks", "10.1.2.0/24"),
             (
                 "[proxy]\nlisten = [\"0.0.0.0:1\"]\ncidr_tasks = { \"10.0.0.0/8\" = \"t\" }\n[tasks.t]",

@@ -22,6 +22,7 @@ pub(super) fn read(s: &mut Section<'_>, base: &Path, tasks: &ListenerTasks) -> V
     let shared = shared.into_iter().enumerate().map(|(i, at)| ProxyListener {
         at: at.relative_to(base),
         key: format!("proxy.listen[{i}]"),
+        is_own: false,
         tasks: tasks.clone(),
     });
     let own = own.into_iter().map(|OwnTasks(listener)| ProxyListener { at: listener.at.relative_to(base), ..listener });
@@ -41,7 +42,10 @@ impl Readable for OwnTasks {
         let all = s.take::<String>("task").map(|task| TaskName::new(&task));
         let networks = s.take::<NetworkTasks>("cidr_tasks").unwrap_or_default().0;
         let tasks = ListenerTasks { all, networks, ..ListenerTasks::default() };
-        Some(Self(ProxyListener { at: at?, key: path.to_owned(), tasks }))
+        if tasks == ListenerTasks::default() && !findings.has(path) {
+            findings.problem(path, "it has no task", "task = \"NAME\", or an address in listen");
+        }
+        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks }))
     }
 }
 
@@ -59,12 +63,21 @@ impl Readable for NetworkTasks {
             let at = format!("{path}.{network:?}");
             let network = IpNet::read(Value::String(network), &at, findings);
             let task = String::read(task, &at, findings)?;
-            if network.is_some_and(|network| network.prefix_len() == 0) {
-                findings.problem(&at, "every address is in it", "the networks of the clients");
+            let is_wide = |network: IpNet| network.prefix_len() < if network.addr().is_ipv4() { 8 } else { 16 };
+            if network.is_some_and(is_wide) {
+                findings.problem(&at, "the network is too wide", "the networks of the clients");
+            }
+            if network.is_some_and(|network| network.addr().to_canonical() != network.addr()) {
+                findings.problem(&at, "IPv4 addresses are written as such", "\"10.1.2.0/24\"");
             }
             Some((network?, TaskName::new(&task)))
         };
-        let mut tasks: Vec<_> = table.into_iter().filter_map(read).collect();
+        let mut tasks: Vec<(IpNet, TaskName)> = table.into_iter().filter_map(read).collect();
+        for (i, (network, _)) in tasks.iter().enumerate() {
+            if tasks.iter().take(i).any(|(other, _)| other == network) {
+                findings.problem(path, format!("{network} is named twice"), "each network once");
+            }
+        }
         tasks.sort_by_key(|(network, _)| std::cmp::Reverse(network.prefix_len()));
         Some(Self(tasks))
     }
@@ -83,7 +96,7 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
                 "each address at most once",
             );
         }
-        if listener.has_own_tasks() {
+        if listener.is_own {
             check_own_tasks(listener, proxy, findings);
         } else if let (Some(address), false) = (listener.at.tcp(), listener.tasks.networks.is_empty()) {
             check_shared(address, findings);
@@ -98,7 +111,7 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
         let at = |(network, task): &(IpNet, TaskName)| (format!("{path}.cidr_tasks.\"{network}\""), task.clone());
         tasks.networks.iter().map(at).collect::<Vec<_>>()
     };
-    let own = proxy.listeners.iter().filter(|listener| listener.has_own_tasks()).flat_map(|listener| {
+    let own = proxy.listeners.iter().filter(|listener| listener.is_own).flat_map(|listener| {
         let all = listener.tasks.all.iter().map(|task| (format!("{}.task", listener.key), task.clone()));
         networks(&listener.key, &listener.tasks).into_iter().chain(all)
     });
@@ -146,13 +159,6 @@ fn check_shared(address: SocketAddr, findings: &Findings) {
             format!("other networks can reach {address}"),
             "an entry of [[proxy.listeners]] for this address, with its own cidr_tasks",
         );
-    }
-}
-
-impl ProxyListener {
-    /// Returns true for an entry of `[[proxy.listeners]]`.
-    fn has_own_tasks(&self) -> bool {
-        self.key.starts_with("proxy.listeners")
     }
 }
 

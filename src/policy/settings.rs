@@ -88,6 +88,8 @@ pub struct ProxyListener {
     pub at: ListenAt,
     /// Its place in the configuration.
     pub key: String,
+    /// It is an entry of `[[proxy.listeners]]`.
+    pub is_own: bool,
     /// The tasks of its clients.
     pub tasks: ListenerTasks,
 }

@@ -1,5 +1,5 @@
-//! Identifies the caller: the task and its execution, by the token or by the listener's client certificate or peer user
-//! id.
+//! Identifies the caller: the task and its execution, by the token, or by what the listener knows: a client certificate, a user
+//! id, the network, or the listener itself.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub struct Caller {
 pub enum Proof {
     /// The token of a started execution. The ledger decides whether it is still valid.
     Execution,
-    /// The listener: a client certificate or a local user id.
+    /// The listener: a client certificate, a local user id, the client's network, or a task of its own.
     Listener,
     /// A task's static token, hashed. A later policy may no longer accept it.
     Token(TokenHash),

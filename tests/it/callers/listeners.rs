@@ -423,7 +423,12 @@ async fn a_web_page_cannot_use_the_own_paths_of_a_listener_with_a_task() {
         for host in ["127.0.0.1:3130", "localhost:3130", "[::1]:3130", "exeat"] {
             assert_eq!(get(number, &format!("Host: {host}\r\n")).await, 200, "{host}");
         }
-        for fields in ["Host: evil.test:3130\r\n", "Host: localhost\r\nOrigin: http://evil.test\r\n", "Host: a.b\r\n"] {
+        for fields in [
+            "Host: evil.test:3130\r\n",
+            "Host: localhost\r\nOrigin: http://evil.test\r\n",
+            "Host: 127.0.0.1\r\nSec-Fetch-Site: cross-site\r\n",
+            "Host: a.b\r\n",
+        ] {
             assert_eq!(get(number, fields).await, 407, "{fields}");
         }
         assert_eq!(get(number, &format!("Host: proxy.test\r\n{}", token())).await, 200, "a page has no token");

@@ -269,7 +269,7 @@ async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     for words in [
-        format!("warning: e.toml:3: proxy.listen: {at} is in use, perhaps by a running exeat"),
+        format!("warning: e.toml:3: proxy.listen[0]: {at} is in use, perhaps by a running exeat"),
         format!("warning: e.toml:5: admin.listen: unix:{} is in use", socket.display()),
         "s/ca.pem expires in 9 days".to_owned(),
     ] {
@@ -351,6 +351,11 @@ async fn ca_and_env_print_client_settings() {
     let own = text(&run(&["env", "--task", "u"]).stdout);
     assert!(own.contains("export HTTPS_PROXY='http://127.0.0.1:3198'\n"), "{own}");
     assert!(text(&run(&["env", "--task", "t"]).stdout).contains("@127.0.0.1:3199'"));
+    // A user id is known on Unix sockets only.
+    let users = "[proxy]\nunix_tasks = { 1001 = \"u\" }\nlisten = [\"127.0.0.1:3199\"]\n[tasks.u]\n";
+    fs::write(dir.join("users.toml"), users).unwrap();
+    let unknown = exeat(dir, &["-c", "users.toml", "env", "--task", "u"]).output().unwrap();
+    assert!(!unknown.status.success() && text(&unknown.stderr).contains("no static token"), "{unknown:?}");
     fs::write(dir.join("e.toml"), config).unwrap();
     // Nobody can connect to the unspecified address.
     let config = fs::read_to_string(dir.join("e.toml")).unwrap().replace("127.0.0.1:3199", "0.0.0.0:3199");

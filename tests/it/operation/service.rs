@@ -34,7 +34,10 @@ async fn connect(served: &Served) -> TcpStream {
 /// As systemd does it: descriptors from 3 on, and variables that announce them.
 #[tokio::test(flavor = "multi_thread")]
 async fn inherited_sockets_are_used() {
-    let (builder, origin) = place("[proxy]\nlisten = [\"127.0.0.1:1\"]\n[admin]\nlisten = \"127.0.0.1:2\"\n").await;
+    // The listener of a task is opened besides.
+    let own = "[[proxy.listeners]]\nlisten = \"unix:own.sock\"\ntask = \"t\"\n";
+    let config = format!("[proxy]\nlisten = [\"127.0.0.1:1\"]\n{own}[admin]\nlisten = \"127.0.0.1:2\"\n");
+    let (builder, origin) = place(&config).await;
     let dir = builder.dir.path();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -45,7 +48,13 @@ async fn inherited_sockets_are_used() {
     shell.arg(command.get_program()).current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
     shell.stdin(Stdio::from(OwnedFd::from(socket))).stdout(Stdio::from(OwnedFd::from(admin)));
     let served = Served::start(shell);
-    assert!(served.ready.contains(&format!("proxy on {address}; admin on unix:")), "{}", served.ready);
+    let ready = format!("proxy on {address}, unix:own.sock; admin on unix:");
+    assert!(served.ready.contains(&ready), "{}", served.ready);
+    let mut own = UnixStream::connect(dir.join("own.sock")).await.unwrap();
+    own.write_all(b"GET /v1/self HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    own.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     let mut admin = UnixStream::connect(dir.join("admin.sock")).await.unwrap();
     admin.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
