@@ -459,7 +459,7 @@ impl Served {
     }
 
     pub fn proxy(&self) -> String {
-        self.ready.split("proxy on ").nth(1).unwrap().split(';').next().unwrap().to_owned()
+        self.ready.split("proxy on ").nth(1).unwrap().split([';', ',']).next().unwrap().to_owned()
     }
 }
 
