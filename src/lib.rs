@@ -33,6 +33,7 @@ pub mod flow;
 mod group_commit;
 pub mod leak;
 pub mod ledger;
+mod manual;
 pub mod model;
 pub mod policy;
 mod socket_options;

@@ -17,7 +17,6 @@ mod harden;
 mod health;
 mod init;
 mod isolate;
-mod manual;
 mod paths;
 mod placeholder;
 mod run;
@@ -34,7 +33,8 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::terminal;
+use crate::manual::{self, ManualError};
+use crate::terminal::{self, print, say};
 
 /// A forward HTTP egress proxy between AI-agent sandboxes and the internet
 #[derive(Parser)]
@@ -243,7 +243,61 @@ pub fn main() -> ExitCode {
         Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
         Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),
         Command::Audit { action } => audit::run(config, action).into(),
-        Command::Completions { shell } => manual::completions(Cli::command(), shell).into(),
-        Command::Man(args) => manual::man(Cli::command(), &args).into(),
+        Command::Completions { shell } => {
+            print(manual::completions(Cli::command(), shell));
+            Exit::Done.into()
+        }
+        Command::Man(args) => manual_page(&args).into(),
+    }
+}
+
+/// Prints a manual page.
+fn manual_page(args: &manual::ManArgs) -> Exit {
+    match manual::man(Cli::command(), args, &MANUAL_SECTIONS) {
+        Ok(page) => print(page),
+        Err(error) => {
+            say(format_args!("exeat: {error}"));
+            return if matches!(error, ManualError::UnknownCommand(_)) { Exit::Usage } else { Exit::Failed };
+        }
+    }
+    Exit::Done
+}
+
+/// The sections at the end of all manual pages.
+const MANUAL_SECTIONS: [manual::Section; 2] = [
+    (
+        "EXIT STATUS",
+        &[
+            ("0", "done"),
+            ("1", "failed"),
+            ("2", "usage or configuration"),
+            ("3", "refused by policy (explain)"),
+            (
+                "any",
+                "the status of the command that exeat run ran; 127 if it does not exist, 126 if it could not be \
+                 started, 128+N if signal N ended it",
+            ),
+        ],
+    ),
+    (
+        "ENVIRONMENT",
+        &[
+            ("EXEAT_CONFIG", "the configuration file, if -c is not given"),
+            ("EXEAT_ADMIN", "the daemon's admin listener, if --admin is not given"),
+            ("EXEAT_ADMIN_TOKEN", "the admin token, for the daemon and its clients"),
+            ("EXEAT_LOG", "the log level on standard error, such as warn, info or debug"),
+            ("STATE_DIRECTORY, XDG_STATE_HOME", "the state directory, if the configuration does not set it"),
+        ],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The check includes conflicts between the flags of a command.
+    #[test]
+    fn the_flags_are_valid() {
+        Cli::command().debug_assert();
     }
 }

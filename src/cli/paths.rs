@@ -27,6 +27,19 @@ pub(super) fn state_dir() -> PathBuf {
     var("HOME").map_or_else(of_service, |home| home.join(".local/state/exeat"))
 }
 
+/// Returns the state directory of the user, which is never the daemon's: what `exeat run` keeps must not change a daemon of
+/// root.
+///
+/// # Errors
+/// If the user has no home directory.
+pub(super) fn user_state_dir() -> std::io::Result<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let of_home = || var("HOME").map(|home| home.join(".local/state"));
+    let state = var("XDG_STATE_HOME").or_else(of_home);
+    let state = state.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, "HOME is not set"))?;
+    Ok(state.join("exeat"))
+}
+
 /// Returns the configuration file, if one was given.
 pub(super) fn config_file(config: Option<&Path>) -> Option<ConfigFile> {
     config.map(|path| ConfigFile::new(path, &state_dir()))

@@ -454,7 +454,7 @@ fn placeholder_credentials(
     environment: &Environment,
 ) -> Result<Vec<PlaceholderCredential>, Vec<Problem>> {
     let mut placeholders: Vec<PlaceholderCredential> = Vec::new();
-    let stable = || PlaceholderKey::read_or_create(&paths::state_dir());
+    let stable = || PlaceholderKey::read_or_create(&paths::user_state_dir()?);
     let stable = (!args.credential.is_empty()).then(stable).and_then(|key| {
         key.inspect_err(|error| say(format_args!("exeat: the next run will have other placeholders: {error}"))).ok()
     });

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use super::batch;
@@ -17,6 +17,7 @@ use super::registry::Registry;
 use super::task::Task;
 use super::turn::{self, Turn};
 use super::verbs::Ports;
+use crate::manual::{self, ManualError};
 use crate::terminal::{clean, print, say, table};
 
 /// Maximum size of stdin, in bytes.
@@ -84,6 +85,14 @@ enum Command {
     /// Check a pack
     #[command(subcommand)]
     Pack(PackCommand),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: manual::CompletionShell,
+    },
+    /// Print a manual page, to be shown with `exeat-tools man | man -l -`
+    Man(manual::ManArgs),
 }
 
 #[derive(Subcommand)]
@@ -111,6 +120,26 @@ struct FromPack {
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
+
+/// The sections at the end of all manual pages.
+const MANUAL_SECTIONS: [manual::Section; 2] = [
+    (
+        "EXIT STATUS",
+        &[
+            ("0", "done, also with an error text for the model"),
+            ("1", "the proxy cannot be asked, or does not know the caller"),
+            ("2", "usage, or a pack with a problem"),
+        ],
+    ),
+    (
+        "ENVIRONMENT",
+        &[
+            ("EXEAT_PROXY", "the proxy: http://ID:TOKEN@HOST:PORT, https://… where it speaks TLS, or unix:PATH"),
+            ("HTTPS_PROXY", "the proxy, if EXEAT_PROXY is not set"),
+            ("EXEAT_PROXY_CA", "the roots, in PEM, of a proxy that speaks TLS"),
+        ],
+    ),
+];
 
 /// An error that ends a command: its exit status and text.
 struct Stop(u8, String);
@@ -184,6 +213,14 @@ async fn run(command: Command) -> Result<(), Stop> {
             told.map_err(|error| Stop(USAGE, error.to_string()))?;
         }
         Command::Pack(PackCommand::Check { file, json }) => return check(&file, json),
+        Command::Completions { shell } => print(manual::completions(Cli::command(), shell)),
+        Command::Man(args) => {
+            let page = manual::man(Cli::command(), &args, &MANUAL_SECTIONS).map_err(|error| {
+                let status = if matches!(error, ManualError::UnknownCommand(_)) { USAGE } else { FAILED };
+                Stop(status, error.to_string())
+            })?;
+            print(page);
+        }
     }
     Ok(())
 }

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 20] = [
+const LAYERS: [(&str, &[&str]); 21] = [
     ("fair_queue", &[]),
     ("socket_options", &[]),
     ("admission", &["fair_queue"]),
     ("files", &[]),
     ("group_commit", &[]),
     ("terminal", &[]),
+    ("manual", &["terminal"]),
     ("model", &[]),
     ("coding", &[]),
     ("leak", &["model"]),
@@ -43,7 +44,7 @@ const LAYERS: [(&str, &[&str]); 20] = [
         ],
     ),
     ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "daemon", "files", "terminal"]),
-    ("tool", &["model", "terminal", "admission"]),
+    ("tool", &["model", "terminal", "admission", "manual"]),
 ];
 
 #[test]

@@ -71,3 +71,26 @@ fn an_unknown_page_is_refused_with_the_existing_ones() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("it has: list, set, delete"), "{}", text(&output.stderr));
 }
+
+/// The tools' program has the same commands for its own flags.
+#[test]
+fn exeat_tools_has_completions_and_manual_pages() {
+    let said = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_exeat-tools")).args(args).output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    for shell in ["bash", "fish", "zsh"] {
+        let (code, script, _) = said(&["completions", shell]);
+        assert!(code == Some(0) && script.contains("exeat-tools") && script.contains("definitions"), "{shell}: {script}");
+    }
+    let (_, first, _) = said(&["man"]);
+    for command in ["definitions", "preamble", "call", "batch", "mcp", "turn", "pack", "completions", "man"] {
+        assert!(first.contains(&format!("exeat\\-tools\\-{command}(1)")), "{command} is missing:\n{first}");
+        let (code, page, _) = said(&["man", command]);
+        assert!(code == Some(0) && page.contains("EXEAT_PROXY_CA"), "{page}");
+    }
+    let (_, page, _) = said(&["man", "pack", "check"]);
+    assert!(page.contains(".TH EXEAT-TOOLS-PACK-CHECK"), "{page}");
+    let (code, _, error) = said(&["man", "nothing"]);
+    assert!(code == Some(2) && error.contains("has no command \"nothing\"; it has: definitions"), "{error}");
+}
