@@ -111,7 +111,6 @@ impl TransferCounts {
     /// the refusal.
     #[must_use]
     pub fn revoked(&self, refusal: Refusal) -> Refusal {
-        let _counting = self.counting.lock();
         if self.find().is_some() { Deny::LeakDetected.into() } else { refusal }
     }
 
@@ -123,6 +122,8 @@ impl TransferCounts {
 
     /// Returns the find in the request, if there was one while it was sent.
     pub(super) fn find(&self) -> Option<&StreamFind> {
+        // A find that is being counted is waited for.
+        let _counting = self.counting.lock();
         self.find.get()
     }
 

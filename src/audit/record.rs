@@ -754,6 +754,10 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        // The client may have left before the task of the exchange learned of a find in its request.
+        if self.progress != Progress::Done && !self.found && self.counts.find().is_some() {
+            self.failed(Deny::LeakDetected.into());
+        }
         let decided = match self.progress {
             Progress::Done => return,
             Progress::Undecided | Progress::Answered => false,
@@ -797,4 +801,42 @@ impl Drop for Record {
 
 fn cut(text: &str, most: usize) -> String {
     text.chars().take(most).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::sink;
+    use crate::model::name::TaskName;
+
+    const VALUE: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
+
+    /// A find is counted where it is found. The exchange can end for another reason before its task learns of it.
+    #[tokio::test]
+    async fn a_counted_find_has_its_line_however_the_exchange_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = sink::tests::parts(dir.path());
+        let log = place.path.clone().unwrap();
+        let (sink, _) = Sink::open(place, key, true, tokio::sync::mpsc::channel(4).0).unwrap();
+        let (sink, finds) = (Arc::new(sink), Arc::new(Finds::new(|| 100)));
+        let matcher = Matcher::new(std::iter::once((ValueOwner::Token, VALUE.as_bytes())));
+        let execution = ExecutionId::new("e");
+        let ends: [fn(&mut Record); 4] = [
+            |_| {},
+            Record::abandoned,
+            |record| record.failed(crate::model::refusal::Fail::RequestTimedOut.into()),
+            |record| record.failed(Deny::LeakDetected.into()),
+        ];
+        for end in ends {
+            let mut record = Record::begin(&sink, &finds, &Arc::default(), &Peer::unix(0, None));
+            record.caller(&TaskName::new("t"), &execution, None);
+            let found = matcher.find(VALUE.as_bytes()).unwrap();
+            record.transfer_counts().stop_at_find(found, &record.stream_finds());
+            end(&mut record);
+        }
+        sink.flush().await.unwrap();
+        let text = std::fs::read_to_string(log).unwrap();
+        assert_eq!(text.matches("\"code\":\"leak_detected\"").count(), ends.len(), "{text}");
+        assert_eq!(finds.total(&execution), Some(4));
+    }
 }

@@ -4,41 +4,69 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::{chain, sink};
+use super::{chain, verify};
 
 /// Reads the lines after the one with this MAC, oldest first, up to the line whose MAC is `last`. Passes each line and
-/// its MAC to `each`. Returns false if the line with this MAC does not exist or no longer exists.
+/// its MAC to `each`. If the line was in a file that has been dropped, all lines are after it. Returns false if it does not
+/// exist.
 ///
 /// # Errors
 /// If a file cannot be read.
 pub fn lines_after(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &str)) -> io::Result<bool> {
-    let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
-    files.push(path.to_owned());
-    for (at, file) in files.iter().enumerate().rev() {
-        let Some(place) = offset_after(file, mac)? else { continue };
-        let mut is_over = mac == last;
-        for (file, from) in
-            std::iter::once((file, place)).chain(files.iter().skip(at.saturating_add(1)).map(|it| (it, 0)))
-        {
-            let mut file = File::open(file)?;
-            file.seek(SeekFrom::Start(from))?;
-            lines(file, |line, _| {
-                if let Some(mac) = chain::mac_of(line).filter(|_| !is_over) {
-                    each(line, mac);
-                    is_over = mac == last;
-                }
-                !is_over
-            })?;
+    // Opened at once, because old files may be dropped while others are read.
+    let mut files = verify::open_all(path)?;
+    let mut place = None;
+    for (at, (_, file)) in files.iter_mut().enumerate().rev() {
+        place = offset_after(file, mac)?.map(|offset| (at, offset));
+        if place.is_some() {
+            break;
         }
-        return Ok(true);
     }
-    Ok(false)
+    let (at, offset) = match place {
+        Some(place) => place,
+        None if begins_after_dropped(&mut files)? => (0, 0),
+        None => return Ok(false),
+    };
+    let mut is_over = mac == last;
+    for (i, (_, file)) in files.iter_mut().enumerate().skip(at) {
+        file.seek(SeekFrom::Start(if i == at { offset } else { 0 }))?;
+        lines(file, |line, _| {
+            if let Some(mac) = chain::mac_of(line).filter(|_| !is_over) {
+                each(line, mac);
+                is_over = mac == last;
+            }
+            !is_over
+        })?;
+    }
+    Ok(true)
+}
+
+/// Returns whether the lines before the oldest one were dropped. A line that is not there was one of them then.
+fn begins_after_dropped(files: &mut [(PathBuf, File)]) -> io::Result<bool> {
+    let (mut first, mut is_noted) = (None, false);
+    for (_, file) in files {
+        file.seek(SeekFrom::Start(0))?;
+        lines(file, |line, _| {
+            let of = |key: &str| {
+                let (json, _) = chain::split(line)?;
+                let json: serde_json::Value = serde_json::from_str(&json).ok()?;
+                Some(json.get(key)?.as_str()?.to_owned())
+            };
+            if first.is_none() {
+                first = Some(of("prev"));
+            } else if line.contains("\"event\":\"dropped\"") {
+                is_noted |= first.as_ref().is_some_and(|first| first.is_some() && *first == of("last"));
+            }
+            !is_noted
+        })?;
+    }
+    Ok(is_noted)
 }
 
 /// Returns the offset of the line after the one with this MAC.
-fn offset_after(file: &Path, mac: &str) -> io::Result<Option<u64>> {
+fn offset_after(file: &mut File, mac: &str) -> io::Result<Option<u64>> {
     let mut found = None;
-    lines(File::open(file)?, |line, end| {
+    lines(file, |line, end| {
         if chain::mac_of(line) == Some(mac) {
             found = Some(end);
         }
@@ -48,7 +76,7 @@ fn offset_after(file: &Path, mac: &str) -> io::Result<Option<u64>> {
 }
 
 /// Passes each complete line and its end offset to `each`, until that returns false.
-fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> {
+fn lines(file: &mut File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(256 * 1024, file);
     let start = reader.stream_position()?;
     let (mut line, mut end) = (Vec::new(), start);
@@ -100,6 +128,28 @@ mod tests {
             })
             .unwrap();
             assert_eq!(found.then_some(&*read), want, "{mac} to {last}");
+        }
+    }
+
+    /// All lines that are left are after one in a dropped file.
+    #[test]
+    fn all_lines_follow_a_dropped_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        let first = |prev: char| {
+            format!(
+                "{{\"event\":\"opened\",\"prev\":\"{0}\",\"mac\":\"{1}\"}}\n",
+                prev.to_string().repeat(64),
+                "3".repeat(64)
+            )
+        };
+        let dropped =
+            format!("{{\"event\":\"dropped\",\"last\":\"{}\",\"mac\":\"{}\"}}\n", "2".repeat(64), "4".repeat(64));
+        for (prev, want) in [('2', 3), ('9', 0)] {
+            std::fs::write(&path, first(prev) + &dropped + &line("e", '5')).unwrap();
+            let mut count = 0;
+            let found = lines_after(&path, &"1".repeat(64), &"5".repeat(64), |_, _| count += 1).unwrap();
+            assert_eq!((found, count), (want > 0, want), "{prev}");
         }
     }
 }

@@ -157,12 +157,13 @@ impl Sink {
             healthy: healthy.clone(),
             disk_used: disk_used.clone(),
             has_warned: false,
-            retention_due: None,
+            // After the ledger has read the lines of an earlier run.
+            retention_due: is_file.then(|| Instant::now().checked_add(RETENTION_INTERVAL)).flatten(),
             deferred: Vec::new(),
             retry_due: None,
         };
         if is_file {
-            writer.retain();
+            writer.read_disk_use();
         }
         let last = writer.writer.head.mac.clone();
         let lines = GroupCommit::start("audit", writer)?;
@@ -400,12 +401,17 @@ impl LineWriter {
         kept
     }
 
-    /// Drops old files, and warns of a disk that is nearly full.
+    /// Drops old files.
     fn retain(&mut self) {
         self.retention_due = Instant::now().checked_add(RETENTION_INTERVAL);
         if let Err(error) = self.writer.retain(SystemTime::now()) {
             tracing::error!(%error, "old files of the audit log cannot be dropped");
         }
+        self.read_disk_use();
+    }
+
+    /// Warns of a disk that is nearly full.
+    fn read_disk_use(&mut self) {
         let Some(used) = self.writer.disk_used() else { return };
         self.disk_used.store(used, Ordering::Relaxed);
         if used >= WARNED_AT && !self.has_warned {
@@ -459,7 +465,7 @@ impl LineWriter {
 }
 
 /// The log file and the state of its chain.
-struct Writer {
+pub(super) struct Writer {
     place: LogLocation,
     key: ChainKey,
     log: Option<File>,
@@ -480,10 +486,18 @@ struct Writer {
     begun: SystemTime,
     /// The file has been rotated since old files were last looked for.
     has_rotated: bool,
+    /// The MAC of the last line of the file whose drop was noted last.
+    noted: Option<String>,
     /// The end of the disk space that is allocated for the log, as an offset in it. It is the largest number if the file
     /// system cannot allocate space behind a file's end.
     reserved_to: u64,
     allocate: Allocate,
+}
+
+/// The verified last line of a file.
+struct LastLine {
+    mac: String,
+    written: SystemTime,
 }
 
 /// Allocates disk space for a range of a file without changing the file's size.
@@ -527,6 +541,7 @@ impl Writer {
             has_remainder: false,
             begun: SystemTime::now(),
             has_rotated: false,
+            noted: None,
             reserved_to: 0,
             allocate,
         };
@@ -545,8 +560,7 @@ impl Writer {
         let log = locked(OpenOptions::new().read(true).append(true).create(true), path)?;
         self.size = log.metadata()?.len();
         let tail = read_tail(&log, self.size)?;
-        // The age of a file that another run has begun. Where the file system does not know it, it begins now.
-        self.begun = log.metadata()?.created().unwrap_or_else(|_| SystemTime::now());
+        self.begun = first_written(&log).unwrap_or_else(SystemTime::now);
         self.log = Some(log);
         let (lines, fragment) = split_tail(&tail);
         let earlier = self.earlier_tail(path, &lines)?;
@@ -646,25 +660,70 @@ impl Writer {
         }
     }
 
-    /// Rotates a file that has become old, and drops the files that need not be kept. The line about them is written before.
+    /// Rotates a file that has become old, and drops the files that need not be kept, the oldest first. The newest of the
+    /// rotated ones stays, so that their numbers go on.
     fn retain(&mut self, now: SystemTime) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
+        let retention = self.place.retention;
+        if retention == Retention::default() {
+            return Ok(());
+        }
         let age = now.duration_since(self.begun).unwrap_or_default();
-        if self.place.retention.max_file_age().is_some_and(|most| age >= most) {
+        if retention.max_file_age().is_some_and(|most| age >= most) {
             self.try_rotate();
         }
-        let due = self.place.retention.due(&path, self.size, now)?;
-        let Some(newest) = due.last() else { return Ok(()) };
-        let newest = File::open(newest)?;
-        let tail = read_tail(&newest, newest.metadata()?.len())?;
-        let last = split_tail(&tail).0.iter().rev().find_map(|line| chain::mac_of(line)).map(str::to_owned);
-        let last = last.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the last line cannot be read"))?;
-        self.append(&[&retention::note(&due, &last)])?;
-        self.write_head()?;
-        for file in due {
-            fs::remove_file(file)?;
+        let mut files = Vec::new();
+        for (_, file) in rotated(&path)? {
+            let size = fs::metadata(&file)?.len();
+            files.push((file, size));
+        }
+        let mut total = files.iter().fold(self.size, |sum, (_, size)| sum.saturating_add(*size));
+        files.pop();
+        for (file, size) in files {
+            let last = self.last_line(&file)?;
+            if !retention.drops(last.written, total, now) {
+                break;
+            }
+            self.drop_file(&file, &last.mac)?;
+            total = total.saturating_sub(size);
         }
         Ok(())
+    }
+
+    /// Drops a file. The line about it is on the disk before. If the file cannot be deleted, the line is not repeated.
+    fn drop_file(&mut self, file: &Path, last: &str) -> io::Result<()> {
+        if self.noted.as_deref() != Some(last) {
+            self.append(&[&retention::note(file, last)])?;
+            self.write_head()?;
+            if let Some(log) = &self.log {
+                log.sync_data()?;
+            }
+            self.head_file.sync_data()?;
+            self.noted = Some(last.to_owned());
+        }
+        fs::remove_file(file)
+    }
+
+    /// Returns the MAC of the last line of a rotated file, and when it was written. Both are verified: somebody who can change
+    /// the file could have it dropped otherwise.
+    fn last_line(&self, file: &Path) -> io::Result<LastLine> {
+        let invalid = || {
+            let why = format!("{}: its last line is not of this log, so it is kept", file.display());
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        };
+        let log = File::open(file)?;
+        let tail = read_tail(&log, log.metadata()?.len())?;
+        let mut lines = split_tail(&tail).0;
+        lines.retain(|line| !line.is_empty());
+        let last = lines.last().copied().ok_or_else(invalid)?;
+        let (json, _) = chain::split(last).ok_or_else(invalid)?;
+        let json: serde_json::Value = serde_json::from_str(&json).map_err(|_| invalid())?;
+        let text = |key: &str| json.get(key).and_then(serde_json::Value::as_str);
+        let before = lines.len().checked_sub(2).and_then(|at| chain::mac_of(lines.get(at)?));
+        let before = before.or_else(|| text("prev")).ok_or_else(invalid)?;
+        let mac = self.key.check(before, last).ok_or_else(invalid)?;
+        let written = text("ts").and_then(timestamp::parse).ok_or_else(invalid)?;
+        Ok(LastLine { mac, written })
     }
 
     /// Returns how much of the disk of the log is used, in percent.
@@ -920,6 +979,20 @@ fn opened(previous: &str) -> String {
     serde_json::json!({ "ts": timestamp::now(), "event": Event::Opened, "prev": previous }).to_string()
 }
 
+/// Returns when the first line of a file was written.
+fn first_written(mut log: &File) -> Option<SystemTime> {
+    let mut start = Vec::new();
+    log.seek(SeekFrom::Start(0)).ok()?;
+    log.take(MAX_FIRST_LINE).read_to_end(&mut start).ok()?;
+    let first = std::str::from_utf8(start.split(|byte| *byte == b'\n').next()?).ok()?;
+    let (json, _) = chain::split(first)?;
+    let json: serde_json::Value = serde_json::from_str(&json).ok()?;
+    timestamp::parse(json.get("ts")?.as_str()?)
+}
+
+/// The longest first line that is read, in bytes. It is the line with the event `opened`.
+const MAX_FIRST_LINE: u64 = 4_096;
+
 fn read_tail(log: &File, size: u64) -> io::Result<Vec<u8>> {
     read_from(log, size.saturating_sub(MAX_TAIL))
 }
@@ -933,7 +1006,7 @@ fn read_from(mut log: &File, offset: u64) -> io::Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A sink whose announcements are not received. A ledger that is unavailable for long must not stop the log.
@@ -1099,7 +1172,7 @@ mod tests {
         assert!(!text.contains("\"n\":2") && text.contains("\"n\":3"), "{text}");
     }
 
-    fn parts(dir: &Path) -> (LogLocation, ChainKey) {
+    pub(in crate::audit) fn parts(dir: &Path) -> (LogLocation, ChainKey) {
         let place = LogLocation {
             path: Some(dir.join("audit.jsonl")),
             state_dir: dir.to_owned(),
@@ -1126,6 +1199,25 @@ mod tests {
             assert!(started.elapsed() < WRITE_TIMEOUT, "it is lost");
             std::thread::yield_now();
         }
+    }
+
+    /// Opens an existing log without its thread, once nobody else has locked it.
+    pub(in crate::audit) fn writer_at(place: &dyn Fn() -> LogLocation, key: fn() -> ChainKey) -> Writer {
+        let began = Instant::now();
+        loop {
+            match Writer::open(place(), key(), true) {
+                Ok(writer) => return writer,
+                Err(error) => assert!(began.elapsed() < 4 * WRITE_TIMEOUT, "the log stays locked: {error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Drops old files, and closes the log.
+    pub(in crate::audit) fn retain(mut writer: Writer) -> io::Result<()> {
+        let done = writer.retain(SystemTime::now());
+        writer.write_head().unwrap();
+        done
     }
 
     fn line_writer(writer: Writer) -> LineWriter {

@@ -10,3 +10,8 @@ use time::format_description::well_known::Rfc3339;
 pub(super) fn now() -> String {
     OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default()
 }
+
+/// Parses a time in that format.
+pub(super) fn parse(text: &str) -> Option<SystemTime> {
+    OffsetDateTime::parse(text, &Rfc3339).ok().map(SystemTime::from)
+}

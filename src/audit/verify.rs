@@ -98,7 +98,7 @@ fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(
 
 /// Opens all files of a log, the oldest first. A rotation between two of them would leave a gap, so they are opened again
 /// until none has happened. Open files can be read to their end even if they are rotated or deleted.
-fn open_all(path: &Path) -> io::Result<Vec<(PathBuf, fs::File)>> {
+pub(super) fn open_all(path: &Path) -> io::Result<Vec<(PathBuf, fs::File)>> {
     let list = || -> io::Result<Vec<PathBuf>> {
         let rotated = sink::rotated(path)?.into_iter().map(|(_, file)| file);
         // A crash between two steps of a rotation leaves the current file under its first name.
@@ -230,10 +230,14 @@ mod tests {
         }
     }
 
+    fn test_line(n: usize) -> serde_json::Value {
+        serde_json::json!({ "ts": super::super::timestamp::now(), "event": "test", "n": n })
+    }
+
     async fn write(place: LogLocation, lines: std::ops::Range<usize>) {
         let sink = open(place).unwrap();
         for n in lines {
-            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+            sink.write_and_wait(&test_line(n)).await.unwrap();
         }
     }
 
@@ -247,7 +251,7 @@ mod tests {
         drop(reopen(dir));
         let sink = reopen(dir);
         for n in lines {
-            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+            sink.write_and_wait(&test_line(n)).await.unwrap();
         }
     }
 
@@ -420,7 +424,7 @@ mod tests {
         let sink = open(LogLocation { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
         fs::create_dir(dir.path().join("audit.jsonl.new")).unwrap();
         for n in 0..20 {
-            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+            sink.write_and_wait(&test_line(n)).await.unwrap();
         }
         let report = report(dir.path());
         assert_eq!((report.finding, report.lines, report.files), (Finding::Whole, 21, 1));
@@ -477,7 +481,7 @@ mod tests {
         let sink = open(LogLocation { rotate_bytes: 3_000, ..place(dir.path()) }).unwrap();
         let writing = tokio::spawn(async move {
             for n in 0..1_500 {
-                sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+                sink.write_and_wait(&test_line(n)).await.unwrap();
             }
         });
         while !writing.is_finished() {
@@ -501,83 +505,73 @@ mod tests {
         sink::rotated(&dir.join("audit.jsonl")).unwrap().into_iter().map(|(_, file)| file).collect()
     }
 
-    /// Waits until the log's thread has dropped old files.
-    fn wait_until_dropped(dir: &Path, most: usize) {
-        let began = std::time::Instant::now();
-        while rotated(dir).len() > most {
-            assert!(began.elapsed().as_secs() < 20, "{:?}", rotated(dir));
-            std::thread::yield_now();
-        }
+    /// Opens the log with these limits, and drops old files. Returns when the log is closed.
+    fn retain(dir: &Path, retention: Retention) -> io::Result<()> {
+        let small = || LogLocation { rotate_bytes: 1_000, retention, ..place(dir) };
+        sink::tests::retain(sink::tests::writer_at(&small, key))
     }
+
+    fn state(dir: &Path) -> (Finding, bool, bool) {
+        let report = report(dir);
+        (report.finding, report.earlier_dropped, report.earlier_missing)
+    }
+
+    const DROPPED: (Finding, bool, bool) = (Finding::Whole, true, false);
 
     #[tokio::test]
     async fn dropped_files_are_told_from_missing_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let small = || LogLocation { rotate_bytes: 1_000, ..place(dir.path()) };
-        write(small(), 0..100).await;
+        write(LogLocation { rotate_bytes: 1_000, ..place(dir.path()) }, 0..100).await;
         let all = rotated(dir.path());
-        assert!(all.len() > 5 && !report(dir.path()).earlier_missing);
-        let retention = Retention { keep: None, max_total: Some(3_000) };
-        let sink = reopen_at(&|| LogLocation { retention, ..small() });
-        wait_until_dropped(dir.path(), 2);
-        let state = report(dir.path());
-        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
-        for n in 0..100 {
-            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
-        }
-        wait_until_dropped(dir.path(), 2);
-        drop(sink);
-        let state = report(dir.path());
-        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
+        assert!(all.len() > 5);
+        assert_eq!(state(dir.path()), (Finding::Whole, false, false));
+        let before: Vec<_> = all.iter().map(|file| fs::read(file).unwrap()).collect();
+        retain(dir.path(), Retention { keep: None, max_total: Some(5_000) }).unwrap();
+        assert_eq!(state(dir.path()), DROPPED);
+        let left = rotated(dir.path());
+        assert!((1..=4).contains(&left.len()) && all.ends_with(&left), "{left:?}");
         let text = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
-        let older = rotated(dir.path()).iter().map(|file| fs::read_to_string(file).unwrap()).collect::<String>();
-        assert!((older + &text).contains("\"event\":\"dropped\",\"files\":"));
+        let older = left.iter().map(|file| fs::read_to_string(file).unwrap()).collect::<String>();
+        assert_eq!((older + &text).matches("\"event\":\"dropped\"").count(), all.len() - left.len());
+
+        // A kill can leave any number of the noted files.
+        for (file, content) in all.iter().zip(&before).rev().skip(left.len()) {
+            fs::write(file, content).unwrap();
+            let expected = if file == &all[0] { (Finding::Whole, false, false) } else { DROPPED };
+            assert_eq!(state(dir.path()), expected, "{file:?}");
+        }
+        retain(dir.path(), Retention { keep: None, max_total: Some(5_000) }).unwrap();
+        assert_eq!(state(dir.path()), DROPPED);
 
         // One more is missing.
         fs::remove_file(&rotated(dir.path())[0]).unwrap();
-        let state = report(dir.path());
-        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, false, true));
+        assert_eq!(state(dir.path()), (Finding::Whole, false, true));
     }
 
-    /// The note is written before the files are deleted. A kill in between leaves both, and the next start goes on.
+    /// The time of a file on the disk can be changed by everybody who can write it. That in its last line cannot.
     #[tokio::test]
-    async fn a_log_whose_files_are_noted_and_not_yet_deleted_is_whole() {
+    async fn a_file_is_dropped_when_its_last_line_is_old() {
         let dir = tempfile::tempdir().unwrap();
-        let small = || LogLocation { rotate_bytes: 1_000, ..place(dir.path()) };
-        write(small(), 0..100).await;
-        let before: Vec<_> = rotated(dir.path()).into_iter().map(|file| (fs::read(&file).unwrap(), file)).collect();
-        let retention = Retention { keep: None, max_total: Some(3_000) };
-        let reopened = || reopen_at(&|| LogLocation { retention, ..small() });
-        drop(reopened());
-        wait_until_dropped(dir.path(), 2);
-        for (content, file) in &before {
-            fs::write(file, content).unwrap();
+        write(LogLocation { rotate_bytes: 1_000, ..place(dir.path()) }, 0..50).await;
+        let all = rotated(dir.path());
+        let hour = std::time::Duration::from_secs(3600);
+        for file in &all {
+            let old = std::time::SystemTime::now() - hour * 1_000;
+            fs::File::options().append(true).open(file).unwrap().set_modified(old).unwrap();
         }
-        let state = report(dir.path());
-        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, false, false));
-        drop(reopened());
-        wait_until_dropped(dir.path(), 2);
-        let state = report(dir.path());
-        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
-    }
-
-    #[tokio::test]
-    async fn a_file_is_rotated_when_it_is_old_and_dropped_when_it_need_not_be_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        write(place(dir.path()), 0..3).await;
-        let keep = std::time::Duration::from_millis(100);
-        let retention = Retention { keep: Some(keep), max_total: None };
-        let began = std::time::Instant::now();
-        let all = || {
-            let files = rotated(dir.path()).into_iter().chain([dir.path().join("audit.jsonl")]);
-            files.map(|file| fs::read_to_string(file).unwrap_or_default()).collect::<String>()
-        };
-        // Each start looks for old files.
-        while all().contains("\"n\":2") {
-            assert!(began.elapsed().as_secs() < 20, "{:?}", rotated(dir.path()));
-            drop(open(LogLocation { retention, ..place(dir.path()) }));
-        }
-        let state = report(dir.path());
-        assert_eq!((state.finding, state.earlier_dropped, state.earlier_missing), (Finding::Whole, true, false));
+        retain(dir.path(), Retention { keep: Some(hour), max_total: None }).unwrap();
+        assert_eq!(rotated(dir.path()), all);
+        // A last line that does not belong to the log is not believed.
+        let text = fs::read_to_string(&all[0]).unwrap();
+        let last = text.lines().last().unwrap();
+        let year = &last[7..11];
+        fs::write(&all[0], text.replace(last, &last.replacen(year, "2001", 1))).unwrap();
+        assert!(retain(dir.path(), Retention { keep: Some(hour), max_total: None }).is_err());
+        assert_eq!(rotated(dir.path()), all);
+        fs::write(&all[0], text).unwrap();
+        retain(dir.path(), Retention { keep: Some(std::time::Duration::from_nanos(1)), max_total: None }).unwrap();
+        assert_eq!(state(dir.path()), DROPPED);
+        // The current file was old, too, and is the only one that is left of them.
+        assert!(rotated(dir.path()).iter().all(|file| !all.contains(file)));
     }
 }

@@ -60,6 +60,10 @@ fn verify(settings: &Settings, location: &LogLocation, args: &VerifyArgs) -> Exi
         ));
     } else {
         match &report.finding {
+            Finding::Whole if report.earlier_missing && head.is_some() => print(format_args!(
+                "CUT: the oldest files are missing; the {} lines in {} files that are left are chained\n",
+                report.lines, report.files
+            )),
             Finding::Whole => print(format_args!(
                 "whole: {} lines in {} files; each line is chained to the one before it\n",
                 report.lines, report.files
@@ -86,7 +90,9 @@ fn verify(settings: &Settings, location: &LogLocation, args: &VerifyArgs) -> Exi
             say(format_args!("note: {note}"));
         }
     }
-    let is_whole = report.finding == Finding::Whole && report.cuts_noted == 0 && !report.earlier_missing;
+    // Of a log that begins elsewhere, such as one file of many, nothing is known about what was before.
+    let is_cut_before = report.earlier_missing && head.is_some();
+    let is_whole = report.finding == Finding::Whole && report.cuts_noted == 0 && !is_cut_before;
     if is_whole { Exit::Done } else { Exit::Failed }
 }
 

@@ -58,7 +58,10 @@ fn on_files(files: &CaFiles, cert: &Path, action: &CaAction) -> Result<Exit, Aut
             say("the new CA issues the certificates after the next reload of the daemon");
             say("when no client needs the old one any more, run `exeat ca retire`");
         }
-        CaAction::Rotate => say("the new CA issues the certificates already; `exeat ca retire` removes the old one"),
+        CaAction::Rotate => {
+            say("no other CA is prepared; of those that clients trust, this one issues the certificates:");
+            show(files, cert)?;
+        }
         CaAction::Retire => match files.retire()? {
             0 => say("there is no earlier CA"),
             _ => say("clients are no longer told to trust the earlier CA, after the next reload of the daemon"),

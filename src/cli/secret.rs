@@ -163,10 +163,10 @@ fn rekey(vault: &Vault, key: &Source, new_key: Option<&str>) -> Result<Exit, Str
             ));
             return Ok(Exit::Usage);
         };
-        if std::env::var_os("CREDENTIALS_DIRECTORY").is_some_and(|dir| key.starts_with(dir)) {
+        if is_placed_at_start(key) {
             say(format_args!(
-                "exeat: {} is a copy that the service manager makes at each start; name the source of the new key with \
-                 --new-key",
+                "exeat: {} is put into its place at each start, so a new one there would be lost; name the source of the new \
+                 key with --new-key",
                 key.display()
             ));
             return Ok(Exit::Usage);
@@ -189,6 +189,19 @@ fn rekey(vault: &Vault, key: &Source, new_key: Option<&str>) -> Result<Exit, Str
     ));
     say(OLD_COPIES);
     Ok(Exit::Done)
+}
+
+/// Returns whether a service manager or a container engine makes the file: it is in a directory of the running system, or is
+/// mounted itself.
+fn is_placed_at_start(key: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let is_mounted = |path: &Path| {
+        let found = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+        found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    };
+    let of_service = std::env::var_os("CREDENTIALS_DIRECTORY");
+    let key = key.canonicalize().unwrap_or_else(|_| key.to_owned());
+    of_service.is_some_and(|dir| key.starts_with(dir)) || key.starts_with("/run") || is_mounted(&key)
 }
 
 /// The note after a change of the master key.

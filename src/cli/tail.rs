@@ -98,7 +98,11 @@ fn print_lines(path: &Path, args: &TailArgs) -> Result<(), Stopped> {
     let mut current = LogFile::open(path)?;
     let mut last = LastLines { max: args.max(), lines: VecDeque::new() };
     for file in earlier(path, args)? {
-        let mut file = LogFile::open(&file)?;
+        let mut file = match LogFile::open(&file) {
+            // It has been dropped in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            file => file?,
+        };
         // The current file may have been rotated in the meantime.
         if file.id != current.id {
             file.read_lines(|line| last.add(args.shown(line)))?;

@@ -95,7 +95,14 @@ async fn skip_to_end(services: &Services, last: &str) {
 pub(crate) async fn run(services: Arc<Services>, mut written: mpsc::Receiver<Written>, last: Option<String>) {
     if let Some(last) = last {
         // Retries until the ledger is available. Requests are refused until then, so no billable lines accumulate.
-        while matches!(catch_up(&services, &last).await, Ok(false)) {
+        loop {
+            match catch_up(&services, &last).await {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the audit log cannot be read, so nothing is billed yet; retrying")
+                }
+            }
             if services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await.is_none() {
                 return;
             }

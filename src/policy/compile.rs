@@ -661,7 +661,7 @@ pub(super) mod tests {
             ("[proxy]\nlisten = []", "proxy.listen", "127.0.0.1:3128"),
             ("[audit]\nkeep = \"59m\"", "audit.keep", "30d"),
             ("[audit]\nkeep = \"1w\"", "audit.keep", "5m"),
-            ("[audit]\nmax_total = \"199MB\"", "audit.max_total", "10GB"),
+            ("[audit]\nmax_total = \"299MB\"", "audit.max_total", "10GB"),
             ("[audit]\npath = \"-\"\nkeep = \"30d\"", "audit.path", "a file"),
             ("[proxy]\nheader_timout = \"1s\"", "proxy.header_timout", "header_timeout"),
             ("[proxy]\nheader_timeout = 10", "proxy.header_timeout", "30s"),

@@ -256,11 +256,11 @@ fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
     if keep.is_some_and(|keep| keep < MIN_KEEP) {
         findings.problem(s.at("keep"), "lines must be kept for an hour at least", "\"30d\"");
     }
-    // The current file is never dropped, and the ledger reads lines that it has not billed.
-    if max_total.is_some_and(|most| most < rotate_bytes.saturating_mul(2)) {
+    // The current file and the newest rotated one are never dropped.
+    if max_total.is_some_and(|most| most < rotate_bytes.saturating_mul(3)) {
         findings.problem(
             s.at("max_total"),
-            format!("less than two files of {rotate_bytes} bytes"),
+            format!("less than three files of {rotate_bytes} bytes"),
             "\"10GB\", or a smaller rotate_bytes",
         );
     }

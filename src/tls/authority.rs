@@ -70,7 +70,8 @@ impl Authority {
     /// written, and its key is lost when the process ends.
     ///
     /// # Errors
-    /// As [`CaFiles::load_or_create`]. For an ephemeral CA, also if the certificate file already exists.
+    /// If only one of the files exists, a file cannot be read, or the files do not contain a valid CA. For an ephemeral CA, also
+    /// if the certificate file already exists.
     pub fn of(cert: &Path, key: Option<&Path>) -> Result<Self, AuthorityError> {
         let Some(key) = key else { return Ok(Self::new(None, Signer::new(ca_files::ephemeral(cert)?)?)) };
         let files = CaFiles::new(cert, key);
@@ -81,7 +82,7 @@ impl Authority {
     /// Reads the CA, or returns `None` if it does not exist.
     ///
     /// # Errors
-    /// As [`CaFiles::existing`].
+    /// As for [`Self::of`].
     pub fn existing(cert: &Path, key: &Path) -> Result<Option<Self>, AuthorityError> {
         let files = CaFiles::new(cert, key);
         let Some(ca) = files.existing()? else { return Ok(None) };

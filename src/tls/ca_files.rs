@@ -167,7 +167,11 @@ impl CaFiles {
                 let why = "no CA has been prepared, so clients would trust none; run `exeat ca prepare` first";
                 return Err(AuthorityError::Unusable(why.to_owned()));
             }
-            (None, _) => return Ok(false),
+            (None, _) => {
+                // The command may have been killed before.
+                self.write_trusted(&ca.trusted)?;
+                return Ok(false);
+            }
         }
         let key = self.key.canonicalize().map_err(io_error(&self.key))?;
         files::rename(&self.next_key(), &key).map_err(io_error(&key))?;
@@ -306,8 +310,8 @@ fn parse(cert_pem: &[u8], key_pem: &str, expired: Expired) -> Result<Ca, (Part, 
     // Other sections of the file, such as a private key, are not passed on.
     let certs: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(cert_pem).collect();
     let mut trusted = certs.map_err(|error| of_certificate(format!("not a file of certificates in PEM: {error:?}")))?;
-    // Of several certificates of one key, such as a renewed one, the last to expire.
-    let mut issuing: Option<(OffsetDateTime, OffsetDateTime, usize)> = None;
+    // Of several certificates of one key, such as a renewed one, the last to expire of those that are valid already.
+    let mut issuing: Option<(bool, OffsetDateTime, usize)> = None;
     for (at, cert) in trusted.iter().enumerate() {
         let parsed = x509_parser::parse_x509_certificate(cert);
         let (_, parsed) = parsed.map_err(|error| of_certificate(error.to_string()))?;
@@ -315,16 +319,19 @@ fn parse(cert_pem: &[u8], key_pem: &str, expired: Expired) -> Result<Ca, (Part, 
             return Err(of_certificate("the certificate is not a CA certificate".to_owned()));
         }
         let validity = parsed.validity();
-        let end = validity.not_after.to_datetime();
-        if parsed.public_key().raw == key.subject_public_key_info() && issuing.is_none_or(|(last, ..)| end > last) {
-            issuing = Some((end, validity.not_before.to_datetime(), at));
+        let candidate = (validity.not_before.to_datetime() <= now(), validity.not_after.to_datetime(), at);
+        let (is_valid, end, _) = candidate;
+        let is_better = issuing.is_none_or(|(best_is_valid, best_end, _)| (is_valid, end) > (best_is_valid, best_end));
+        if parsed.public_key().raw == key.subject_public_key_info() && is_better {
+            issuing = Some(candidate);
         }
     }
     if trusted.is_empty() {
         return Err(of_certificate("no certificate in PEM".to_owned()));
     }
-    let (not_after, not_before, at) = issuing.ok_or_else(|| of_key("the key does not belong to the certificate"))?;
-    if not_before > now() {
+    let (is_valid_already, not_after, at) =
+        issuing.ok_or_else(|| of_key("the key does not belong to the certificate"))?;
+    if !is_valid_already {
         return Err(of_certificate("the certificate is not valid yet; check the clock".to_owned()));
     }
     if not_after <= now() && expired == Expired::Refused {
@@ -473,9 +480,13 @@ mod tests {
 
     /// Makes a CA certificate of this key that ends this many hours from now.
     fn certificate(key: &KeyPair, hours: i64) -> String {
+        certificate_from(key, -48, hours)
+    }
+
+    fn certificate_from(key: &KeyPair, begin: i64, hours: i64) -> String {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.not_before = now() - BACKDATED;
+        params.not_before = now() + time::Duration::hours(begin);
         params.not_after = now() + time::Duration::hours(hours);
         params.self_signed(key).unwrap().pem()
     }
@@ -489,6 +500,9 @@ mod tests {
         let expired = certificate(&key, -1);
         fs::write(&cert, expired.clone() + &certificate(&key, 24)).unwrap();
         assert!(ca_files(dir.path()).existing().unwrap().unwrap().not_after > now());
+        // One that is not valid yet is not used.
+        fs::write(&cert, certificate_from(&key, 12, 48) + &certificate(&key, 24)).unwrap();
+        assert!(ca_files(dir.path()).existing().unwrap().unwrap().not_after < now() + time::Duration::hours(25));
         fs::write(&cert, &expired).unwrap();
         let error = ca_files(dir.path()).existing().err().unwrap().to_string();
         assert!(error.contains("has expired") && error.contains("exeat ca rotate"), "{error}");
@@ -513,6 +527,8 @@ mod tests {
         assert!(*new != old && *second == old);
         assert_eq!(made(dir.path()), *new);
         assert!(!files.rotate().unwrap(), "no third CA is made");
+        let first = CertificateDer::from_pem_slice(&fs::read(dir.path().join("ca.pem")).unwrap()).unwrap();
+        assert_eq!(fingerprint(&first), *new, "for readers of the first certificate alone");
         assert_eq!(made(dir.path()), *new);
         assert_eq!(files.retire().unwrap(), 1);
         assert_eq!(made(dir.path()), *new);

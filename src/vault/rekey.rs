@@ -79,8 +79,9 @@ impl Vault {
             // The file would belong to this user, and the daemon could not read it.
             files::check_owner(key)?;
         }
+        // One that is there may be the key of a copy of the vault that is elsewhere, so it is used and not overwritten.
+        files::read_or_create(&next, MasterKey::random)?;
         files::sweep(&next)?;
-        files::replace(&next, MasterKey::random()?.as_slice(), 0o600)?;
         replace(&MasterKey::File(next))?;
         self.finish_rekey()
     }

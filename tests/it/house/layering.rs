@@ -43,7 +43,13 @@ const LAYERS: [(&str, &[&str]); 21] = [
             "fair_queue",
         ],
     ),
-    ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "daemon", "files", "terminal"]),
+    (
+        "cli",
+        &[
+            "model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "daemon", "files", "terminal",
+            "manual",
+        ],
+    ),
     ("tool", &["model", "terminal", "admission", "manual"]),
 ];
 

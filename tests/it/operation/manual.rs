@@ -81,7 +81,10 @@ fn exeat_tools_has_completions_and_manual_pages() {
     };
     for shell in ["bash", "fish", "zsh"] {
         let (code, script, _) = said(&["completions", shell]);
-        assert!(code == Some(0) && script.contains("exeat-tools") && script.contains("definitions"), "{shell}: {script}");
+        assert!(
+            code == Some(0) && script.contains("exeat-tools") && script.contains("definitions"),
+            "{shell}: {script}"
+        );
     }
     let (_, first, _) = said(&["man"]);
     for command in ["definitions", "preamble", "call", "batch", "mcp", "turn", "pack", "completions", "man"] {

@@ -44,6 +44,7 @@ async fn status_shows_the_state_of_the_daemon() {
     assert!(at(&before, "/policy/file").as_str().unwrap().ends_with("e.toml"), "{before}");
     assert_eq!((at(&before, "/executions/active"), at(&before, "/approvals/pending")), (0.into(), 0.into()));
     assert_eq!((at(&before, "/audit/files"), at(&before, "/audit/healthy")), (1.into(), true.into()));
+    assert!(at(&before, "/audit/disk_used_percent").as_u64().is_some_and(|used| (1..=100).contains(&used)), "{before}");
 
     let url = format!("https://api.test:{}", origin.port());
     let open = served.get(&format!("{url}/hello")).await;

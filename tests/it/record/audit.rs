@@ -130,6 +130,34 @@ async fn a_log_on_standard_output_is_one_chain_over_several_starts() {
     assert!(verify.status.success() && words.starts_with("whole: 6 lines"), "{words}");
 }
 
+/// The daemon notes the files that it drops. Others are missing.
+#[tokio::test]
+async fn missing_files_of_the_daemons_log_are_an_error() {
+    let builder = LabBuilder::new().await;
+    let dir = builder.dir.path();
+    let text = "[audit]\nrotate_bytes = \"1KB\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[tasks.t]\n";
+    fs::write(dir.join("e.toml"), builder.config(text)).unwrap();
+    let mut served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    for _ in 0..20 {
+        served.get("https://evil.test/").await.assert_refused(403, "host_not_allowed");
+    }
+    served.signal(rustix::process::Signal::TERM);
+    assert!(served.child.wait().unwrap().success());
+    let log = dir.join("state/exeat/audit.jsonl");
+    let verify = |file: &[&str]| {
+        let output = exeat(dir, &[&["audit", "verify", "-c", "e.toml"], file].concat()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    assert_eq!(verify(&[]).0, Some(0));
+    fs::remove_file(log.with_extension("jsonl.000001")).unwrap();
+    let (code, words) = verify(&[]);
+    assert!(code == Some(1) && words.starts_with("CUT: the oldest files are missing"), "{words}");
+    // Of a single file, nothing is known about the lines before.
+    let alone = dir.join("alone.jsonl");
+    fs::copy(log.with_extension("jsonl.000002"), &alone).unwrap();
+    assert_eq!(verify(&[alone.to_str().unwrap()]).0, Some(0));
+}
+
 #[tokio::test]
 async fn hostile_text_cannot_forge_lines() {
     let (lab, origin) = lab::simple().await;
