@@ -719,7 +719,8 @@ impl Writer {
         let (json, _) = chain::split(last).ok_or_else(invalid)?;
         let json: serde_json::Value = serde_json::from_str(&json).map_err(|_| invalid())?;
         let text = |key: &str| json.get(key).and_then(serde_json::Value::as_str);
-        let before = lines.len().checked_sub(2).and_then(|at| chain::mac_of(lines.get(at)?));
+        // A fragment that a crash left has no MAC.
+        let before = lines.iter().rev().skip(1).find_map(|line| chain::mac_of(line));
         let before = before.or_else(|| text("prev")).ok_or_else(invalid)?;
         let mac = self.key.check(before, last).ok_or_else(invalid)?;
         let written = text("ts").and_then(timestamp::parse).ok_or_else(invalid)?;
