@@ -811,6 +811,22 @@ mod tests {
 
     const VALUE: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
 
+    /// Waiting for the ledger would show that a request of a stopped execution contained a value.
+    #[tokio::test]
+    async fn a_find_over_the_limit_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = sink::tests::parts(dir.path());
+        let (sink, _) = Sink::open(place, key, true, tokio::sync::mpsc::channel(4).0).unwrap();
+        let (sink, finds) = (Arc::new(sink), Arc::new(Finds::new(|| 2)));
+        let counted = (0..4).map(|_| {
+            let mut record = Record::begin(&sink, &finds, &Arc::default(), &Peer::unix(0, None));
+            record.caller(&TaskName::new("t"), &ExecutionId::new("e"), None);
+            record.failed(Deny::LeakDetected.into());
+            (record.has_find(), record.has_counted_find())
+        });
+        assert_eq!(counted.collect::<Vec<_>>(), [(true, true), (true, true), (true, false), (true, false)]);
+    }
+
     /// A find is counted where it is found. The exchange can end for another reason before its task learns of it.
     #[tokio::test]
     async fn a_counted_find_has_its_line_however_the_exchange_ends() {

@@ -60,6 +60,9 @@ pub enum AuthorityError {
         /// The cause.
         source: io::Error,
     },
+    /// The CA cannot be replaced in this way.
+    #[error("{0}")]
+    Replacement(&'static str),
     /// The files do not contain a usable CA.
     #[error("the interception CA cannot be used: {0}")]
     Unusable(String),

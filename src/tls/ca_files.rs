@@ -164,8 +164,8 @@ impl CaFiles {
         match (self.prepared(&ca)?, ca.trusted.len()) {
             (Some(_), _) => {}
             (None, 0 | 1) => {
-                let why = "no CA has been prepared, so clients would trust none; run `exeat ca prepare` first";
-                return Err(AuthorityError::Unusable(why.to_owned()));
+                let why = "no CA has been prepared, so no client would trust the new one; run `exeat ca prepare` first";
+                return Err(AuthorityError::Replacement(why));
             }
             (None, _) => {
                 // The command may have been killed before.
@@ -189,7 +189,7 @@ impl CaFiles {
         let ca = self.read(Expired::Refused)?;
         if self.prepared(&ca)?.is_some() {
             let why = "the prepared CA does not issue leaves yet; run `exeat ca rotate` first";
-            return Err(AuthorityError::Unusable(why.to_owned()));
+            return Err(AuthorityError::Replacement(why));
         }
         let count = ca.trusted.len().saturating_sub(1);
         if count > 0 {
@@ -240,6 +240,14 @@ impl CaFiles {
     /// As [`Self::lock`], to replace the files. Also removes temporary files with keys that a killed process left.
     fn lock_to_write(&self) -> Result<fs::File, AuthorityError> {
         let lock = self.lock()?;
+        if !self.exist()? {
+            return Err(AuthorityError::Replacement("there is no CA; run `exeat ca init` to create one"));
+        }
+        if self.cert.canonicalize().ok() == self.key.canonicalize().ok() {
+            // The list of certificates would take the place of the key.
+            let why = "ca_cert and ca_key are one file; give each a file of its own first";
+            return Err(AuthorityError::Replacement(why));
+        }
         files::check_owner(&self.key).map_err(io_error(&self.key))?;
         for file in [&self.key, &self.next_key(), &self.cert] {
             files::sweep(file).map_err(io_error(file))?;
@@ -462,6 +470,20 @@ mod tests {
         assert_eq!(roles(&files), [(new.clone(), CaRole::Issuing)]);
         assert!(files.rotate().unwrap_err().to_string().contains("exeat ca prepare"));
         assert_eq!(roles(&files), [(new.clone(), CaRole::Issuing)]);
+    }
+
+    #[test]
+    fn a_key_in_the_file_of_the_certificates_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        made(dir.path());
+        let (cert, key) = (dir.path().join("ca.pem"), dir.path().join("ca-key.pem"));
+        let text = fs::read_to_string(&key).unwrap() + &fs::read_to_string(&cert).unwrap();
+        files::replace(&key, text.as_bytes(), 0o600).unwrap();
+        let files = CaFiles::new(&key, &key);
+        for error in [files.prepare().err(), files.rotate().err(), files.retire().err()] {
+            assert!(error.is_some_and(|error| error.to_string().starts_with("ca_cert and ca_key are one file")));
+        }
+        assert_eq!(fs::read_to_string(&key).unwrap(), text);
     }
 
     /// A key that cannot be read is not one that does not exist: clients may trust its certificate already.

@@ -268,6 +268,15 @@ async fn the_vaults_key_can_move_to_another_source() {
         assert!(refused.status.code() == Some(2) && said.contains("env:NAME or file:PATH"), "{invalid}: {said}");
         assert!(!said.contains("0123456789"), "{said}");
     }
+    // A copy that is made anew at each start would be lost.
+    let (state, key_file) =
+        (stage.builder.dir.path().join("state"), stage.builder.dir.path().join("state/exeat/vault.key"));
+    let before = fs::read(&key_file).unwrap();
+    let mut placed = exeat(stage.builder.dir.path(), &["secret", "rekey", "-c", "e.toml"]);
+    placed.env("CREDENTIALS_DIRECTORY", state.canonicalize().unwrap());
+    let placed = output(placed).await;
+    assert!(placed.status.code() == Some(2) && text(&placed.stderr).contains("at each start"), "{placed:?}");
+    assert_eq!(fs::read(&key_file).unwrap(), before);
     let unset = stage.command(&["secret", "rekey", "--new-key", "env:NEW_KEY"]).await;
     assert!(unset.status.code() == Some(1) && text(&unset.stderr).contains("NEW_KEY is not set"), "{unset:?}");
     let mut moved = exeat(stage.builder.dir.path(), &["secret", "rekey", "--new-key", "env:NEW_KEY", "-c", "e.toml"]);
