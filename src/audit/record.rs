@@ -85,8 +85,8 @@ pub struct Record {
     requested_host: Option<String>,
     /// The tool call as its client wrote it, unredacted. Never logged.
     call: Option<RequestTarget>,
-    /// The code of the refusal.
-    code: Option<&'static str>,
+    /// The recorded reason of the refusal.
+    refusal: Option<Refusal>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
     /// The place of a placeholder for which the request is refused, as sent, unless it is long.
@@ -140,7 +140,7 @@ impl Record {
             unredacted: None,
             requested_host: None,
             call: None,
-            code: None,
+            refusal: None,
             about: None,
             placeholder_place: None,
             caller: None,
@@ -648,13 +648,19 @@ impl Record {
             self.leak(&find.found, "the body");
         }
         let notice = refusal.notice();
-        self.code = Some(notice.code);
+        self.refusal = Some(refusal);
         self.line.code = Some(notice.code.into());
         self.line.stage = Some(notice.stage.as_str().into());
         self.line.verdict = Some(match refusal {
             Refusal::Deny(_) => LineVerdict::Deny,
             Refusal::Fail(_) => LineVerdict::Fail,
         });
+    }
+
+    /// Returns the recorded reason. It is a find if there was one in the request, whatever else has ended the exchange.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refusal
     }
 
     /// Counts a find, once per exchange and only here. Finds count even if the client has disconnected: a guess
@@ -767,7 +773,11 @@ impl Drop for Record {
         let default = if is_answered { LineVerdict::Allow } else { LineVerdict::Abandoned };
         let verdict = *self.line.verdict.get_or_insert(default);
         let refused = self.progress == Progress::Undecided;
-        let counted_as = if refused { self.code.unwrap_or(verdict.as_str()) } else { flood::ANSWERED };
+        let counted_as = if refused {
+            self.refusal.map_or(verdict.as_str(), |refusal| refusal.notice().code)
+        } else {
+            flood::ANSWERED
+        };
         if !decided && !self.always_written && !self.sink.admits(self.source(), counted_as) {
             return;
         }
@@ -810,6 +820,27 @@ mod tests {
     use crate::model::name::TaskName;
 
     const VALUE: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
+
+    /// The find may become known between the stop of the execution, which ends the exchange, and its record. The response must
+    /// not show that there was one, nor its credential.
+    #[tokio::test]
+    async fn a_find_over_the_limit_is_not_shown_if_it_becomes_known_late() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = sink::tests::parts(dir.path());
+        let (sink, _) = Sink::open(place, key, true, tokio::sync::mpsc::channel(4).0).unwrap();
+        let (sink, finds) = (Arc::new(sink), Arc::new(Finds::new(|| 1)));
+        let (found, stopped) = (Refusal::from(Deny::LeakDetected), Refusal::from(Deny::ExecutionStopped));
+        let matcher = Matcher::new(std::iter::once((ValueOwner::Token, VALUE.as_bytes())));
+        for shown in [found, stopped] {
+            let mut record = Record::begin(&sink, &finds, &Arc::default(), &Peer::unix(0, None));
+            record.caller(&TaskName::new("t"), &ExecutionId::new("e"), None);
+            let find = matcher.find(VALUE.as_bytes()).unwrap();
+            record.transfer_counts().stop_at_find(find, &record.stream_finds());
+            record.failed(stopped);
+            assert_eq!(record.refusal(), Some(found));
+            assert_eq!(record.shown(found), shown);
+        }
+    }
 
     /// Waiting for the ledger would show that a request of a stopped execution contained a value.
     #[tokio::test]

@@ -259,6 +259,8 @@ fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
 /// Returns the response to a refused request, and adds the refusal to the record.
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<AnswerBody> {
     record.failed(refusal);
+    // A find in the request may have become known only now. It is hidden as a find, not as the reason that came first.
+    let refusal = record.refusal().unwrap_or(refusal);
     // The rest of the client's body is discarded, even if the origin has already responded.
     record.transfer_counts().end();
     let policy = services.policies.snapshot();
