@@ -5,4 +5,7 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
 # The file excludes everything and then names what is left; a test holds it to that form.
-sed -n 's/^!//p' .dockerignore | while read -r path; do cp -R "$path" "$out/"; done
+sed -n 's/^!//p' .dockerignore | while read -r path; do
+    mkdir -p "$(dirname "$out/$path")"
+    cp -R "$path" "$out/$path"
+done

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::status::StatusReport;
-use super::{approvals, executions, secrets};
+use super::{approvals, executions, openapi, secrets};
 use crate::admission::queue::{AcceptQueue, QueueStep};
 use crate::admission::{Admission, Slot};
 use crate::daemon::reload;
@@ -153,6 +153,7 @@ impl Admin {
                 document(StatusCode::OK, &self.status.document(&self.services, self.file.as_ref(), unready).await)
             }
             (&Method::GET, "/v1/tasks") => self.tasks(),
+            (&Method::GET, "/openapi.json") => document(StatusCode::OK, openapi::description()),
             (&Method::POST, "/v1/reload") => self.reload().await,
             _ => text(StatusCode::NOT_FOUND, "no such page\n"),
         }
@@ -240,21 +241,31 @@ fn is_same_site(headers: &HeaderMap) -> bool {
     is_local_name && is_same_origin
 }
 
+/// The paths, with the methods that each supports. A part in braces stands for any segment.
+pub(super) const PATHS: [(&str, &str); 14] = [
+    ("/healthz", "GET, HEAD"),
+    ("/readyz", "GET, HEAD"),
+    ("/openapi.json", "GET, HEAD"),
+    ("/v1/status", "GET, HEAD"),
+    ("/v1/tasks", "GET, HEAD"),
+    ("/v1/reload", "POST"),
+    ("/v1/executions", "GET, HEAD, POST"),
+    ("/v1/executions/{execution}", "GET, HEAD, DELETE"),
+    ("/v1/executions/{execution}/tool_calls", "GET, HEAD"),
+    ("/v1/secrets", "GET, HEAD"),
+    ("/v1/secrets/{workspace}", "GET, HEAD"),
+    ("/v1/secrets/{workspace}/{name}", "GET, HEAD, PUT, DELETE"),
+    ("/v1/approvals", "GET, HEAD"),
+    ("/v1/approvals/{approval}", "GET, HEAD, POST"),
+];
+
 /// Returns the methods that a path supports, or `None` for an unknown path.
 fn methods(path: &str) -> Option<&'static str> {
-    let segments: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
-    match segments.as_slice() {
-        ["healthz" | "readyz"] | ["v1", "tasks" | "status"] => Some("GET, HEAD"),
-        ["v1", "reload"] => Some("POST"),
-        ["v1", "executions"] => Some("GET, HEAD, POST"),
-        ["v1", "executions", _] => Some("GET, HEAD, DELETE"),
-        ["v1", "executions", _, "tool_calls"] => Some("GET, HEAD"),
-        ["v1", "secrets"] | ["v1", "secrets", _] => Some("GET, HEAD"),
-        ["v1", "secrets", _, _] => Some("GET, HEAD, PUT, DELETE"),
-        ["v1", "approvals"] => Some("GET, HEAD"),
-        ["v1", "approvals", _] => Some("GET, HEAD, POST"),
-        _ => None,
-    }
+    let is_it = |known: &str| {
+        let same = |(known, segment): (&str, &str)| known.starts_with('{') || known == segment;
+        known.split('/').count() == path.split('/').count() && known.split('/').zip(path.split('/')).all(same)
+    };
+    PATHS.iter().find(|(known, _)| is_it(known)).map(|(_, methods)| *methods)
 }
 
 /// Returns a 405 with the methods that the path supports (RFC 9110 §15.5.6).

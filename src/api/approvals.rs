@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::reply::{Reply, error, ledger_error, read_json};
+use super::reply::{Reply, error, ledger_error, only_parameter, read_json};
 use crate::audit::decision::RecordedDecision;
 use crate::flow::{Services, documents};
 use crate::ledger::{ApprovalState, Decision, DecisionResult, Millis};
@@ -45,17 +45,16 @@ pub(crate) async fn answer(services: &Services, request: Request<Incoming>) -> R
 
 /// Returns all approvals, or those in one state, oldest first.
 async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> {
-    let state = query.map(state).transpose()?;
+    let state = only_parameter(query, "state")?.map(state).transpose()?;
     let now = Millis::now();
     let known = services.ledger.approvals(now).await.map_err(ledger_error)?;
     let selected = known.iter().filter(|known| state.is_none_or(|state| known.state_at(now) == state));
     Ok((StatusCode::OK, selected.map(|known| documents::approval(known, now)).collect()))
 }
 
-fn state(query: &str) -> Result<ApprovalState, Reply> {
-    let state = query.strip_prefix("state=").and_then(|name| serde_json::from_value(name.into()).ok());
-    let expected = "the query must be state= and one of pending, approved, denied, used, expired";
-    state.ok_or_else(|| error(StatusCode::UNPROCESSABLE_ENTITY, expected))
+fn state(name: String) -> Result<ApprovalState, Reply> {
+    let expected = "state must be one of pending, approved, denied, used, expired";
+    serde_json::from_value(name.into()).map_err(|_| error(StatusCode::UNPROCESSABLE_ENTITY, expected))
 }
 
 async fn show(services: &Services, id: &str) -> Result<Reply, Reply> {

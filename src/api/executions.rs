@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::reply::{Reply, error, ledger_error, read_json};
+use super::reply::{Reply, error, ledger_error, only_parameter, read_json};
 use crate::files;
 use crate::flow::{Services, documents};
 use crate::ledger::{Execution, Millis, StopReason};
@@ -129,9 +129,9 @@ fn authority(services: &Services, headers: &HeaderMap) -> Option<String> {
 }
 
 async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> {
-    let task = query.and_then(|query| query.strip_prefix("task="));
+    let task = only_parameter(query, "task")?;
     let mut known = services.ledger.list().await.map_err(ledger_error)?;
-    known.retain(|state| task.is_none_or(|task| state.execution.task.as_str() == task));
+    known.retain(|state| task.as_ref().is_none_or(|task| state.execution.task.as_str() == task));
     known.sort_by(|a, b| (a.execution.created_at, &a.execution.id).cmp(&(b.execution.created_at, &b.execution.id)));
     Ok((StatusCode::OK, known.iter().map(|state| documents::execution(services, state)).collect()))
 }

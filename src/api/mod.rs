@@ -3,6 +3,7 @@
 pub mod admin;
 mod approvals;
 mod executions;
+mod openapi;
 mod reply;
 mod secrets;
 pub(crate) mod status;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -33,6 +34,18 @@ pub(super) fn ledger_error(failed: LedgerError) -> Reply {
     error(status, &failed.to_string())
 }
 
+/// Returns the value of the only parameter that a query may have, percent-decoded.
+///
+/// # Errors
+/// The reply if the query has another parameter, or more than one.
+pub(super) fn only_parameter(query: Option<&str>, name: &str) -> Result<Option<String>, Reply> {
+    let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(None) };
+    let value = query.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')).filter(|value| !value.contains('&'));
+    let value = value.and_then(|value| percent_decode_str(value).decode_utf8().ok());
+    let unknown = || error(StatusCode::UNPROCESSABLE_ENTITY, &format!("the only parameter of the query is {name}"));
+    Ok(Some(value.ok_or_else(unknown)?.into_owned()))
+}
+
 /// Reads a request body of at most [`MAX_BODY`] bytes.
 ///
 /// # Errors
@@ -55,4 +68,27 @@ pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Reply> {
 pub(super) async fn read_json<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Reply> {
     let body = read_body(request.into_body()).await?;
     serde_json::from_slice(&body).map_err(|why| error(StatusCode::BAD_REQUEST, &why.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_has_at_most_the_known_parameter() {
+        let rows = [
+            (None, Some(None)),
+            (Some(""), Some(None)),
+            (Some("task="), Some(Some(""))),
+            (Some("task=a%20b"), Some(Some("a b"))),
+            (Some("tasks=a"), None),
+            (Some("task"), None),
+            (Some("task=a&task=b"), None),
+            (Some("task=%ff"), None),
+        ];
+        for (query, want) in rows {
+            let parsed = only_parameter(query, "task").ok();
+            assert_eq!(parsed, want.map(|value| value.map(str::to_owned)), "{query:?}");
+        }
+    }
 }

@@ -27,11 +27,11 @@ pub(crate) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, 
     let path = request.uri().path().to_owned();
     let segments: Vec<&str> = path.strip_prefix("/v1/secrets").unwrap_or_default().split('/').skip(1).collect();
     match (request.method(), segments.as_slice()) {
-        (&Method::GET, []) => list(services, None).await,
-        (&Method::GET, [workspace]) => list(services, Some(workspace)).await,
-        (_, [workspace, name]) if !is_plain(workspace) || !is_plain(name) => {
+        (_, names) if !names.iter().all(|name| is_plain(name)) => {
             error(StatusCode::BAD_REQUEST, "a workspace or secret name has at most 64 letters, digits, - and _")
         }
+        (&Method::GET, []) => list(services, None).await,
+        (&Method::GET, [workspace]) => list(services, Some(workspace)).await,
         (&Method::GET, [workspace, name]) => show(services, workspace, name).await,
         (&Method::DELETE, [workspace, name]) => {
             let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());

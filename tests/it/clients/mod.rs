@@ -123,7 +123,7 @@ fn assert_ok(output: &Output) -> String {
 
 /// The folder with the clients at the tested versions: `bin` as in a virtual environment, and `node_modules`. If it is
 /// not set, the tests use the installed clients.
-fn clients() -> Option<PathBuf> {
+pub(crate) fn clients() -> Option<PathBuf> {
     std::env::var_os("EXEAT_TEST_CLIENTS").map(PathBuf::from)
 }
 

@@ -131,7 +131,9 @@ impl Lab {
         let request = Request::builder().method(method).uri(path).header("host", address.to_string());
         let request = request.header("authorization", format!("Bearer {token}"));
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-        Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await
+        let reply = Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await;
+        reply.assert_described(method, path);
+        reply
     }
 
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]

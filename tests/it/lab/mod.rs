@@ -1,6 +1,7 @@
 //! The lab: a real proxy built from a TOML text, real origins, a DNS server and a sandbox client, all on the loopback.
 
 pub mod client;
+pub mod described;
 pub mod h2;
 pub mod origin;
 pub mod page;

@@ -40,7 +40,9 @@ impl Admin {
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        Reply::read(h1(stream, request.body(empty()).unwrap()).await).await
+        let reply = Reply::read(h1(stream, request.body(empty()).unwrap()).await).await;
+        reply.assert_described(method, path);
+        reply
     }
 
     /// Returns the raw bytes of an answer.
@@ -62,7 +64,9 @@ impl Admin {
         let request = Request::builder().method("PUT").uri(path).header("host", address.to_string());
         let request = request.header("authorization", format!("Bearer {}", self.token()));
         let body = http_body_util::Full::new(bytes::Bytes::from(body));
-        Reply::read(h1(stream, request.body(body).unwrap()).await).await
+        let reply = Reply::read(h1(stream, request.body(body).unwrap()).await).await;
+        reply.assert_described("PUT", path);
+        reply
     }
 
     fn token(&self) -> String {
@@ -137,6 +141,7 @@ async fn another_method_is_answered_with_the_allowed_ones() {
     let rows = [
         ("/healthz", "GET, HEAD"),
         ("/readyz", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
         ("/v1/tasks", "GET, HEAD"),
         ("/v1/reload", "POST"),
         ("/v1/executions", "GET, HEAD, POST"),
@@ -254,6 +259,7 @@ async fn secrets_are_set_and_deleted_and_only_their_names_are_returned() {
         ("DELETE", "/v1/secrets/default/NOPE", 404),
         ("DELETE", "/v1/secrets/.exeat/audit.key", 400),
         ("GET", "/v1/secrets/.exeat/audit.key", 400),
+        ("GET", "/v1/secrets/.exeat", 400),
         ("GET", "/v1/secrets/default/K/more", 404),
         ("POST", "/v1/secrets/default/K", 405),
         ("PUT", "/v1/secrets", 405),

@@ -52,7 +52,9 @@ impl Lab {
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        Reply::read(h1(stream, request.body(Full::new(body.into())).unwrap()).await).await
+        let reply = Reply::read(h1(stream, request.body(Full::new(body.into())).unwrap()).await).await;
+        reply.assert_described(method, path);
+        reply
     }
 
     fn admin_token(&self) -> String {

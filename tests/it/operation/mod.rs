@@ -7,6 +7,7 @@ mod init;
 pub mod isolate;
 pub mod manual;
 mod offline;
+mod openapi;
 pub mod operator;
 pub mod packaging;
 pub mod reload;

@@ -159,17 +159,10 @@ impl Setup {
 
     /// Waits until the record has this many tool calls of an execution, and returns it as its operator sees it.
     async fn tool_calls(&self, execution: &str, most: usize) -> Vec<Value> {
-        let token = std::fs::read_to_string(self.lab.dir.path().join("admin.token")).unwrap();
-        let address = self.lab.daemon.admin_address().unwrap();
         let start = Instant::now();
         loop {
-            #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
-            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let request = Request::builder()
-                .uri(format!("/v1/executions/{execution}/tool_calls"))
-                .header("host", address.to_string())
-                .header("authorization", format!("Bearer {token}"));
-            let reply = Reply::read(h1(stream, request.body(empty()).unwrap()).await).await;
+            let path = format!("/v1/executions/{execution}/tool_calls");
+            let reply = self.lab.admin_reply("GET", &path, &Value::Null).await;
             if let Some(calls) = reply.problem().as_array().filter(|calls| calls.len() >= most) {
                 return calls.clone();
             }
