@@ -84,7 +84,7 @@ pub struct StreamFinds {
 }
 
 impl StreamFinds {
-    pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>) -> Self {
+    pub(crate) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>) -> Self {
         Self { finds: finds.clone(), execution }
     }
 

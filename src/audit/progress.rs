@@ -36,8 +36,10 @@ pub struct TransferCounts {
 
 /// A find in a request that was being sent.
 #[derive(Debug)]
-pub(super) struct StreamFind {
+pub(crate) struct StreamFind {
     pub(super) found: Finding,
+    /// The part of the request, for the log.
+    pub(super) place: &'static str,
     /// `None` if the caller is not known.
     pub(super) noted: Option<NotedFind>,
 }
@@ -101,9 +103,9 @@ impl TransferCounts {
 
     /// Records that the request must not be sent further because of a find, and counts it at once. The task of the exchange
     /// learns of it later, when parts of other requests have been sent.
-    pub fn stop_at_find(&self, found: Finding, finds: &StreamFinds) {
+    pub fn stop_at_find(&self, found: Finding, place: &'static str, finds: &StreamFinds) {
         let _counting = self.counting.lock();
-        let _ = self.find.set(StreamFind { found, noted: finds.note() });
+        let _ = self.find.set(StreamFind { found, place, noted: finds.note() });
         self.stop(Deny::LeakDetected.into());
     }
 
@@ -121,7 +123,7 @@ impl TransferCounts {
     }
 
     /// Returns the find in the request, if there was one while it was sent.
-    pub(super) fn find(&self) -> Option<&StreamFind> {
+    pub(crate) fn find(&self) -> Option<&StreamFind> {
         // A find that is being counted is waited for.
         let _counting = self.counting.lock();
         self.find.get()
@@ -272,7 +274,7 @@ mod tests {
         let counts = TransferCounts::new();
         let stopped = Deny::ExecutionStopped.into();
         assert_eq!(counts.revoked(stopped), stopped);
-        counts.stop_at_find(found, &StreamFinds::new(&finds, Some(execution)));
+        counts.stop_at_find(found, "the body", &StreamFinds::new(&finds, Some(execution)));
         assert_eq!(other.check(), Err(stopped));
         // The exchange with the last find is refused for it, and not for the stop that it caused.
         assert_eq!(counts.revoked(stopped), Deny::LeakDetected.into());

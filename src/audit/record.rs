@@ -645,7 +645,7 @@ impl Record {
             return self.abandoned();
         }
         if let Some(find) = counts.find() {
-            self.leak(&find.found, "the body");
+            self.leak(&find.found, find.place);
         }
         let notice = refusal.notice();
         self.refusal = Some(refusal);
@@ -835,7 +835,7 @@ mod tests {
             let mut record = Record::begin(&sink, &finds, &Arc::default(), &Peer::unix(0, None));
             record.caller(&TaskName::new("t"), &ExecutionId::new("e"), None);
             let find = matcher.find(VALUE.as_bytes()).unwrap();
-            record.transfer_counts().stop_at_find(find, &record.stream_finds());
+            record.transfer_counts().stop_at_find(find, "the body", &record.stream_finds());
             record.failed(stopped);
             assert_eq!(record.refusal(), Some(found));
             assert_eq!(record.shown(found), shown);
@@ -878,7 +878,7 @@ mod tests {
             let mut record = Record::begin(&sink, &finds, &Arc::default(), &Peer::unix(0, None));
             record.caller(&TaskName::new("t"), &execution, None);
             let found = matcher.find(VALUE.as_bytes()).unwrap();
-            record.transfer_counts().stop_at_find(found, &record.stream_finds());
+            record.transfer_counts().stop_at_find(found, "the body", &record.stream_finds());
             end(&mut record);
         }
         sink.flush().await.unwrap();

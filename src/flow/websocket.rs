@@ -20,6 +20,7 @@ use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
 use super::respond::{self, AnswerBody};
 use crate::audit::finds::{FindReporter, StreamFinds};
+use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
@@ -90,6 +91,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         up: UpFilter {
             inner: up,
             limit: limit.clone(),
+            counts: record.transfer_counts(),
             finds: record.stream_finds(),
             state: WriteState::new(&protocol_error),
         },
@@ -127,7 +129,6 @@ enum RelayEnd {
     /// A side has disconnected.
     Aborted,
     Refused(Refusal),
-    Leak(websocket::Finding),
 }
 
 impl RelayEnd {
@@ -136,10 +137,6 @@ impl RelayEnd {
             Self::Completed => record.completed(),
             Self::Aborted => record.abandoned(),
             Self::Refused(refusal) => record.failed(refusal),
-            Self::Leak(found) => {
-                let refusal = record.leak(&found, "a message");
-                record.failed(refusal);
-            }
         }
     }
 }
@@ -156,6 +153,7 @@ struct RelayDirections {
 struct UpFilter {
     inner: Upward,
     limit: ScanLimit,
+    counts: Arc<TransferCounts>,
     finds: StreamFinds,
     /// State of the origin's side.
     state: WriteState,
@@ -176,6 +174,8 @@ struct WriteState {
     error: Option<RelayError>,
     /// True if no frame has been written in part.
     at_frame_boundary: Cell<bool>,
+    /// True if a close frame of the other side has been written.
+    close_passed: Cell<bool>,
     /// True if the proxy has sent a close frame of its own.
     close_sent: bool,
     /// True if one side has violated the protocol and the other has been sent a close frame for it. Both directions
@@ -188,6 +188,7 @@ impl WriteState {
         Self {
             error: None,
             at_frame_boundary: Cell::new(true),
+            close_passed: Cell::new(false),
             close_sent: false,
             protocol_error: protocol_error.clone(),
         }
@@ -221,9 +222,18 @@ impl WriteState {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 
-    /// Notes that output has been written, and ends the direction if it has been stopped.
-    fn written(&self, is_between_frames: bool) -> io::Result<()> {
+    /// Ends a direction, because finds have stopped the execution. `is_between_frames` is the state of the output before the bytes
+    /// that were just searched, which must not be written.
+    fn stop(&mut self, refusal: Refusal, is_between_frames: bool) -> io::Error {
+        self.error = Some(RelayError::Stopped(refusal));
         self.at_frame_boundary.set(is_between_frames);
+        io::ErrorKind::PermissionDenied.into()
+    }
+
+    /// Notes that output has been written, and ends the direction if it has been stopped.
+    fn written(&self, is_between_frames: bool, is_closed: bool) -> io::Result<()> {
+        self.at_frame_boundary.set(is_between_frames);
+        self.close_passed.set(is_closed);
         match (&self.error, self.close_sent) {
             (None, _) => Ok(()),
             (Some(_), true) => Err(CLOSE_SENT.into()),
@@ -233,8 +243,9 @@ impl WriteState {
 
     /// Returns the close frame if it can be sent, else nothing. It cannot be sent within a frame or after another close
     /// frame.
-    fn allowed_close(&self, has_passed_close: bool, frame: Vec<u8>) -> Vec<u8> {
-        if self.at_frame_boundary.get() && !self.close_sent && !has_passed_close { frame } else { Vec::new() }
+    fn allowed_close(&self, frame: Vec<u8>) -> Vec<u8> {
+        let may_follow = self.at_frame_boundary.get() && !self.close_sent && !self.close_passed.get();
+        if may_follow { frame } else { Vec::new() }
     }
 }
 
@@ -305,7 +316,9 @@ impl RelayDirections {
         let (up, down) = (self.up.state.error.take(), self.down.state.error.take());
         let to_origin = if let Some(RelayError::Broken(broken)) = down { broken.code() } else { websocket::GOING_AWAY };
         let (code, ended) = match (up, down) {
-            (Some(RelayError::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), RelayEnd::Leak(found)),
+            (Some(RelayError::Leak(_)), _) => {
+                (Some(websocket::POLICY_VIOLATION), RelayEnd::Refused(Deny::LeakDetected.into()))
+            }
             (Some(RelayError::TooBig), _) => {
                 (Some(websocket::TOO_BIG), RelayEnd::Refused(Deny::RequestTooLarge.into()))
             }
@@ -317,14 +330,14 @@ impl RelayDirections {
             }
             (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), RelayEnd::Refused(Fail::UpstreamProtocol.into())),
             // After a close frame from each side, the way the connections end does not matter.
-            _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, RelayEnd::Completed),
+            _ if self.up.state.close_passed.get() && self.down.state.close_passed.get() => (None, RelayEnd::Completed),
             _ => (code, ended),
         };
         // Recorded before the close frames are sent, so that a client that does not read cannot delay the count of a
         // find.
         ended.note(record);
-        let client = self.down.state.allowed_close(self.down.inner.is_closed(), websocket::close_frame(code?, false));
-        let origin = self.up.state.allowed_close(self.up.inner.is_closed(), websocket::close_frame(to_origin, true));
+        let client = self.down.state.allowed_close(websocket::close_frame(code?, false));
+        let origin = self.up.state.allowed_close(websocket::close_frame(to_origin, true));
         let closed = async { tokio::join!(close(client_write, client), close(origin_write, origin)) };
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
         Some((client_read, origin_read))
@@ -354,18 +367,22 @@ impl Filter for UpFilter {
         }
         let mut out = Vec::new();
         let was_between_frames = self.inner.is_between_frames();
-        if let Err(error) = self.inner.pass(bytes, &mut out) {
+        let passed = self.inner.pass(bytes, &mut out);
+        if let Err(RelayError::Leak(found)) = &passed {
+            self.counts.stop_at_find(found.clone(), "a message", &self.finds);
+        } else if let Err(refusal) = self.finds.check() {
+            // The output is not written. An error in it must not show either, because only wrong guesses would have it.
+            return Err(self.state.stop(refusal, was_between_frames));
+        }
+        if let Err(error) = passed {
             let close_frame = websocket::close_frame(websocket::GOING_AWAY, true);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
-        } else if let Err(refusal) = self.finds.check() {
-            // The output is not written.
-            self.state.end_direction(RelayError::Stopped(refusal), was_between_frames, &[], &mut Vec::new())?;
         }
         Ok(Cow::Owned(out))
     }
 
     fn written(&mut self) -> io::Result<()> {
-        self.state.written(self.inner.is_between_frames())
+        self.state.written(self.inner.is_between_frames(), self.inner.is_closed())
     }
 }
 
@@ -381,7 +398,12 @@ impl Filter for DownFilter {
         }
         self.pauses.data_arrived();
         let mut out = Vec::new();
+        let was_between_frames = self.inner.is_between_frames();
         if let Err(error) = self.inner.pass(bytes, &mut out, |finds| self.finder.reached(finds)) {
+            // The error has released what was held, which may have become a find.
+            if let Err(refusal) = self.finder.reached(self.inner.finds(false)) {
+                return Err(self.state.stop(refusal, was_between_frames));
+            }
             let close_frame = websocket::close_frame(websocket::INTERNAL_ERROR, false);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }
@@ -401,13 +423,79 @@ impl Filter for DownFilter {
         let was_between_frames = self.inner.is_between_frames();
         let paused = self.inner.pause();
         if let Err(refusal) = self.finder.reached(self.inner.finds(false)) {
-            let stopped = RelayError::Stopped(refusal);
-            self.state.end_direction(stopped, was_between_frames, &[], &mut Vec::new())?;
+            return Err(self.state.stop(refusal, was_between_frames));
         }
         Ok(paused)
     }
 
     fn written(&mut self) -> io::Result<()> {
-        self.state.written(self.inner.is_between_frames())
+        self.state.written(self.inner.is_between_frames(), self.inner.is_closed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::finds::Finds;
+    use crate::model::name::ExecutionId;
+    use crate::stages::scan_limit::ScanLimits;
+
+    const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+
+    /// Returns the frames of a message with this guess.
+    type Message<'m> = &'m dyn Fn(&[u8]) -> Vec<u8>;
+
+    fn filter(finds: &Arc<Finds>, execution: &ExecutionId) -> UpFilter {
+        UpFilter {
+            inner: Upward::for_value(VALUE),
+            limit: ScanLimits::new().of(execution),
+            counts: Arc::new(TransferCounts::new()),
+            finds: StreamFinds::new(finds, Some(execution.clone())),
+            state: WriteState::new(&Arc::default()),
+        }
+    }
+
+    /// Returns a frame that is masked with zeros.
+    fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+        [&[first, 0x80 | u8::try_from(payload.len()).unwrap(), 0, 0, 0, 0], payload].concat()
+    }
+
+    /// After the stop, a message with a wrong guess ends in the same way as one with a value, however it goes on: the output
+    /// of both is not written, and both sides get the same close frames.
+    #[test]
+    fn messages_of_a_stopped_execution_end_alike_whatever_follows_them() {
+        let empty = [frame(0x01, b"a"), frame(0x00, b"").repeat(500_000)].concat();
+        let text = |guess: &[u8]| frame(0x81, guess);
+        let invalid = |guess: &[u8]| frame(0x81, &[guess, b"\xff\xfe"].concat());
+        let reason = |guess: &[u8]| frame(0x88, &[&[0x03, 0xe8], guess].concat());
+        let endings: [(&str, Message<'_>, &[u8]); 7] = [
+            ("nothing", &text, b""),
+            ("unknown opcode", &text, &[0x83, 0x80, 0, 0, 0, 0]),
+            ("unmasked", &text, &[0x81, 0x01, b'a']),
+            ("not UTF-8", &invalid, b""),
+            ("close", &text, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe8]),
+            ("close with a reason", &reason, b""),
+            ("empty fragments", &text, &empty),
+        ];
+        for (ending, message, rest) in endings {
+            let finds = Arc::new(Finds::new(|| 1));
+            let execution = ExecutionId::new("a");
+            let end = |guess: &[u8]| {
+                let mut up = filter(&finds, &execution);
+                assert!(up.pass(&[message(guess), rest.to_vec()].concat()).is_err(), "{ending}: something is written");
+                let close = up.state.allowed_close(websocket::close_frame(websocket::GOING_AWAY, true));
+                (up.counts.find().is_some(), close, up.state.error)
+            };
+            // The first find stops the execution.
+            let (found, close, _) = end(VALUE);
+            assert!(found && !close.is_empty(), "{ending}");
+            let (found, of_right, error) = end(VALUE);
+            assert!(found && matches!(error, Some(RelayError::Leak(_))), "{ending}");
+            let (found, of_wrong, error) = end(b"k7Qz2mXv9LpW4sVt6eRRu8Yx");
+            assert!(!found, "{ending}");
+            assert_eq!(of_wrong, of_right, "{ending}");
+            let Some(RelayError::Stopped(refusal)) = error else { panic!("{ending}: {error:?}") };
+            assert_eq!(close_code(refusal), websocket::POLICY_VIOLATION);
+        }
     }
 }

@@ -22,7 +22,7 @@ use crate::model::refusal::{Fail, Verdict};
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The limits of all executions.
-pub(super) struct ScanLimits {
+pub(crate) struct ScanLimits {
     executions: PerExecution<Shared>,
     /// The number of tasks of one execution that may scan at the same time.
     per_execution: usize,
@@ -57,14 +57,14 @@ pub(crate) struct PolledScanLimit {
 
 impl ScanLimits {
     /// Sets the limit of each execution: one task less than the runtime has threads, and at least one.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Reads files, which takes as long as a whole request.
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self { executions: PerExecution::default(), per_execution: threads.saturating_sub(1).max(1) }
     }
 
     /// Returns the limit of an execution.
-    pub(super) fn of(&self, execution: &ExecutionId) -> ScanLimit {
+    pub(crate) fn of(&self, execution: &ExecutionId) -> ScanLimit {
         ScanLimit(self.executions.of_or(execution, || Arc::new(Shared::new(self.per_execution))))
     }
 }

@@ -341,7 +341,7 @@ impl RequestBody {
         let finds = &self.scan.insert(scan).finds;
         match (frame, finds.check()) {
             (Poll::Ready(Err(FrameError::Stopped(OutboundError::Leak(found)))), _) => {
-                self.counts.stop_at_find(found, finds)
+                self.counts.stop_at_find(found, "the body", finds)
             }
             (Poll::Ready(Err(FrameError::Stopped(error))), _) => self.counts.stop(error.refusal().0),
             (Poll::Ready(Err(FrameError::Body(error))), _) => return Poll::Ready(Some(Err(error))),

@@ -238,6 +238,12 @@ impl Upward {
         Self { direction: Direction::of(FrameReader::of_client()), scan: held }
     }
 
+    /// Scans messages for one value.
+    #[cfg(test)]
+    pub(crate) fn for_value(value: &[u8]) -> Self {
+        Self::new(Arc::new(Matcher::new(std::iter::once((ValueOwner::Token, value)))))
+    }
+
     /// Charges held bytes to a reservation. A message that does not fit is forwarded with a lag.
     pub(crate) fn charged_to(mut self, reservation: Reservation) -> Self {
         if let Some(held) = &mut self.scan {
