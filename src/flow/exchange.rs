@@ -55,7 +55,7 @@ pub(super) async fn run(
     let (mut head, body) = request.into_parts();
     let grant = authorize::request(&policy, &destination.admitted, counted, &mut head, record)?;
     // The body keeps the limits of this grant, even if the grant is renewed below: it is already being read.
-    let body = RequestBody::new(body, &grant, &services.body_budget, record.transfer_counts());
+    let body = RequestBody::new(body, head.version, &grant, &services.body_budget, record.transfer_counts());
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;

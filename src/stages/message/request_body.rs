@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
@@ -136,7 +136,7 @@ const MAX_PREALLOCATED: usize = 64 * 1024;
 /// The location of the body's data.
 enum Source {
     /// With the client.
-    Client(Incoming),
+    Client { body: Incoming, is_http2: bool },
     /// In memory, complete.
     Buffered { data: Option<Bytes>, trailers: Option<HeaderMap> },
 }
@@ -145,15 +145,21 @@ impl RequestBody {
     /// Wraps the body sent by the client and applies the limits of the grant. Held bytes are charged to the budget.
     /// Waiting for the client times out once neither direction has moved for the idle timeout.
     #[must_use]
-    pub fn new(inner: Incoming, grant: &Grant, budget: &Arc<Budget>, counts: Arc<TransferCounts>) -> Self {
+    pub fn new(
+        body: Incoming,
+        version: Version,
+        grant: &Grant,
+        budget: &Arc<Budget>,
+        counts: Arc<TransferCounts>,
+    ) -> Self {
         let limits = grant.limits();
         let reservation = budget.reserve(grant.admitted().caller().execution(), counts.clone());
-        if inner.is_end_stream() {
+        if body.is_end_stream() {
             counts.request_done();
         }
         counts.tick();
         Self {
-            source: Source::Client(inner),
+            source: Source::Client { body, is_http2: version == Version::HTTP_2 },
             idle: limits.timeouts.idle,
             idle_timer: None,
             limit: limits.request,
@@ -283,7 +289,7 @@ impl RequestBody {
     pub(crate) fn buffered(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
         match &self.source {
             Source::Buffered { data: Some(data), trailers } => Some((data, trailers.as_ref())),
-            Source::Client(_) | Source::Buffered { .. } => None,
+            Source::Client { .. } | Source::Buffered { .. } => None,
         }
     }
 
@@ -291,8 +297,8 @@ impl RequestBody {
     pub(crate) fn try_clone(&self) -> Option<Self> {
         let source = match &self.source {
             Source::Buffered { data, trailers } => Source::Buffered { data: data.clone(), trailers: trailers.clone() },
-            Source::Client(_) if self.is_end_stream() => Source::Buffered { data: None, trailers: None },
-            Source::Client(_) => return None,
+            Source::Client { .. } if self.is_end_stream() => Source::Buffered { data: None, trailers: None },
+            Source::Client { .. } => return None,
         };
         if self.scan.is_some() {
             return None;
@@ -412,21 +418,27 @@ impl RequestBody {
 
     /// Polls for the next frame from the client, until the idle timeout.
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let inner = match &mut self.source {
-            Source::Client(inner) => inner,
+        let (body, is_http2) = match &mut self.source {
+            Source::Client { body, is_http2 } => (body, *is_http2),
             Source::Buffered { data, trailers } => {
                 let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
                 return Poll::Ready(frame.map(Ok));
             }
         };
-        let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) else {
+        let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) else {
             ready!(self.poll_stalled(cx));
             // hyper's error hides the cause, so record it here.
             self.counts.client_stalled(self.idle);
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
+        // hyper reports a stream that is reset with NO_ERROR as ended. The rest of the body is missing.
+        let is_cut_off = frame.is_none() && is_http2 && !body.is_end_stream();
         self.idle_timer = None;
         self.counts.tick();
+        if is_cut_off {
+            self.counts.client_failed();
+            return Poll::Ready(Some(Err(BodyError::Truncated)));
+        }
         match &frame {
             Some(Err(error)) if is_malformed(error) => self.counts.stop(Deny::RequestMalformed.into()),
             Some(Err(_)) => self.counts.client_failed(),
@@ -487,7 +499,7 @@ impl Body for RequestBody {
             return scan.ended && scan.trailers.is_none() && scan.outbound.held() == 0;
         }
         match &self.source {
-            Source::Client(inner) => inner.is_end_stream(),
+            Source::Client { body, .. } => body.is_end_stream(),
             Source::Buffered { data, trailers } => data.is_none() && trailers.is_none(),
         }
     }
@@ -495,7 +507,7 @@ impl Body for RequestBody {
     fn size_hint(&self) -> SizeHint {
         let held = self.scan.as_ref().map_or(0, |scan| scan.outbound.held() as u64);
         match &self.source {
-            Source::Client(inner) => add_held(inner.size_hint(), held),
+            Source::Client { body, .. } => add_held(body.size_hint(), held),
             Source::Buffered { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
         }
     }

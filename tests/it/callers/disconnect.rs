@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use crate::lab::client::{auth, empty, read_head, read_to_end};
+use crate::lab::h2::{DATA, RST_STREAM, Wire, frame};
 use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
 
 /// A header timeout longer than any wait of a test.
@@ -314,4 +315,41 @@ async fn a_half_closed_client_gets_answers_to_all_its_requests() {
         assert_eq!(lab.ended(n).await["verdict"], "allow");
     }
     drop(answering.await.unwrap());
+}
+
+/// A client that resets its stream with `NO_ERROR` before the end of the body has not sent all of it (RFC 9113 §8.1), so the
+/// origin must not take what it has for the whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_is_reset_without_an_error_is_not_complete() {
+    const STREAMS: u32 = 40;
+    let (lab, origin) = lab("").await;
+    let to = format!("api.test:{}", origin.port());
+    let mut wire = Wire::open(&lab, &to).await;
+    wire.send(&[]).await;
+    let lines_of = async |event: &str| {
+        let lines = lab.audit().await;
+        lines.into_iter().filter(|line| line["method"] == "POST" && line["event"] == event).collect::<Vec<_>>()
+    };
+    let wait_for = async |event: &str, count: u32| {
+        let start = Instant::now();
+        loop {
+            let lines = lines_of(event).await;
+            if lines.len() >= count as usize {
+                return lines;
+            }
+            assert!(start.elapsed() < TIMEOUT, "{event}: {:#?}", lab.audit().await);
+            tokio::task::yield_now().await;
+        }
+    };
+    for number in 0..STREAMS {
+        let stream = 1 + 2 * number;
+        let fields = [(":method", "POST"), (":scheme", "https"), (":authority", &*to), (":path", "/upload")];
+        wire.headers(stream, false, &fields);
+        wire.send(&frame(DATA, 0, stream, b"the first part")).await;
+        wait_for("decided", number + 1).await;
+        wire.send(&frame(RST_STREAM, 0, stream, &[0; 4])).await;
+    }
+    let lines = wait_for("closed", STREAMS).await;
+    assert!(lines.iter().all(|line| line["verdict"] == "abandoned"), "{lines:#?}");
+    assert!(origin.seen().iter().all(|seen| seen.uri.path() != "/upload"), "{:?}", origin.seen());
 }
