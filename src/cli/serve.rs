@@ -10,9 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::Level;
 
 use super::{Exit, harden, paths, systemd, terminal};
-use crate::daemon::Daemon;
 use crate::daemon::reload::Reloaded;
+use crate::daemon::takeover::Takeover;
+use crate::daemon::{Daemon, StartSockets, precheck};
 use crate::policy::compile::Problem;
+use crate::policy::settings::Settings;
 
 /// Maximum time that threads have at the end to finish what they read or write.
 const BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,6 +25,10 @@ pub(super) struct ServeArgs {
     /// Do not confine the process (seccomp, Landlock), on kernels and file systems that do not support it
     #[arg(long)]
     no_confine: bool,
+    /// Take the listening sockets over from the daemon that runs with the same state directory, which ends after its
+    /// requests in flight. If none runs, start as usual
+    #[arg(long)]
+    takeover: bool,
 }
 
 pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
@@ -50,6 +56,10 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     } else {
         harden::confine(&loaded.settings, config);
     }
+    let takeover = match args.takeover.then(|| request_takeover(&loaded.settings)).transpose() {
+        Ok(takeover) => takeover.flatten(),
+        Err(why) => return failed(&why),
+    };
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
@@ -62,7 +72,8 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Ok(inherited) => inherited,
             Err(error) => return failed(&error),
         };
-        match Daemon::start_on(inherited, loaded.settings, loaded.policy, file).await {
+        let sockets = StartSockets { inherited, takeover, is_offered: true };
+        match Daemon::start_on(sockets, loaded.settings, loaded.policy, file).await {
             Ok(daemon) => run_until_stopped(daemon).await,
             Err(error) => failed(&error),
         }
@@ -70,6 +81,24 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     // A thread may wait for a file system that hangs.
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     exit
+}
+
+/// Asks the running daemon for its sockets. A start that would fail for another reason must not end that daemon.
+fn request_takeover(settings: &Settings) -> Result<Option<Takeover>, String> {
+    if std::env::var_os("LISTEN_FDS").is_some() {
+        return Err(
+            "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself".into()
+        );
+    }
+    if let Some(problem) = precheck::find(settings).problems.first() {
+        return Err(format!("the running daemon is not taken over: {problem}"));
+    }
+    let takeover = Takeover::request(&settings.state_dir).map_err(|error| error.to_string())?;
+    match &takeover {
+        Some(_) => tracing::info!("taking over from the running daemon"),
+        None => tracing::info!("no daemon runs with this state directory; starting as usual"),
+    }
+    Ok(takeover)
 }
 
 /// Handles the signal that ends a process whose file exceeds the size limit (`RLIMIT_FSIZE`). The write fails then, and
@@ -88,7 +117,8 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
     say_ready(&daemon, &status);
     systemd::ready(&status);
     let mut reload = None;
-    loop {
+    let mut taken_over = Box::pin(daemon.taken_over());
+    let successor = loop {
         tokio::select! {
             // A signal that arrives meanwhile is handled after the reload.
             _ = hangup.recv(), if reload.is_none() => {
@@ -109,13 +139,15 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
                     }
                 }
             }
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break None,
+            _ = interrupt.recv() => break None,
+            successor = &mut taken_over => break Some(successor),
         }
-    }
-    drop(reload);
+    };
+    drop((reload, taken_over));
     systemd::stopping();
-    tracing::info!("draining");
+    let is_taken_over = successor.is_some();
+    tracing::info!(is_taken_over, "draining");
     let abort = daemon.abort_token();
     let second_signal = async {
         tokio::select! {
@@ -125,8 +157,13 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
         abort.cancel();
         std::future::pending::<()>().await;
     };
+    // Also after a second signal, the new process waits for the end of this one.
+    if let Some(successor) = successor {
+        successor.hold_until_exit();
+    }
+    let stopped = async { if is_taken_over { daemon.hand_over().await } else { daemon.shutdown().await } };
     tokio::select! {
-        drained = daemon.shutdown() => if drained { Exit::Done } else { failed(&"some requests were aborted") },
+        drained = stopped => if drained { Exit::Done } else { failed(&"some requests were aborted") },
         () = second_signal => Exit::Failed,
     }
 }

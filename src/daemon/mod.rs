@@ -7,6 +7,7 @@ mod ledger;
 pub mod precheck;
 mod preparation;
 pub mod reload;
+pub mod takeover;
 pub mod vault;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::reload::{ConfigFile, Reloaded};
+use self::takeover::{Role, Successor, Takeover, TakeoverSocket};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
@@ -30,7 +32,7 @@ use crate::audit::retention::Retention;
 use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::fair_queue::FairQueue;
 use crate::flow::caller_connections::CallerConnections;
-use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
+use crate::flow::listener::{ConnectionSetup, Inherited, Listener, SharedSocket};
 use crate::flow::refused_tunnel::UnreadRefusals;
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
@@ -52,6 +54,8 @@ pub struct Daemon {
     proxy: Vec<ListenAt>,
     admin: Option<ListenAt>,
     file: Option<ConfigFile>,
+    /// `None` if the sockets are the service manager's, which can start the daemon anew itself.
+    takeover: Option<TakeoverSocket>,
 }
 
 /// The reason why the daemon did not start.
@@ -80,6 +84,9 @@ pub enum StartError {
     /// TLS of the proxy's own listeners cannot be set up.
     #[error("proxy.tls: {0}")]
     Tls(#[from] crate::tls::listener::ListenerTlsError),
+    /// The running daemon cannot be taken over.
+    #[error(transparent)]
+    Takeover(#[from] takeover::TakeoverError),
     /// The vault cannot be used.
     #[error("{0}: {1}")]
     Vault(std::path::PathBuf, #[source] crate::vault::VaultError),
@@ -97,23 +104,26 @@ impl Daemon {
     /// # Errors
     /// [`StartError`]. No listener stays open then.
     pub async fn start(settings: Settings, policy: Policy, file: Option<ConfigFile>) -> Result<Self, StartError> {
-        Self::start_on(Inherited::default(), settings, policy, file).await
+        Self::start_on(StartSockets::default(), settings, policy, file).await
     }
 
-    /// Like [`Self::start`], with sockets passed by the service manager.
+    /// Like [`Self::start`], with sockets passed by the service manager, or those of a daemon that is taken over.
     ///
     /// # Errors
     /// [`StartError`].
     pub async fn start_on(
-        inherited: Inherited,
+        sockets: StartSockets,
         settings: Settings,
         policy: Policy,
         file: Option<ConfigFile>,
     ) -> Result<Self, StartError> {
+        let StartSockets { inherited, takeover, is_offered } = sockets;
+        let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
+        let mut opener = ListenerOpener { takeover, shared: is_offered.then(Vec::new) };
         let mut listeners = inherited.proxy;
         if listeners.is_empty() {
             for configured in &settings.proxy.listeners {
-                let mut listener = bind(&configured.at, settings.proxy.unix_mode).await?;
+                let mut listener = opener.open(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
                 listener.set_tasks(configured.tasks.clone());
                 listeners.push(listener);
             }
@@ -122,9 +132,13 @@ impl Daemon {
         }
         let admin_listener = match (inherited.admin, &settings.admin.listen) {
             (Some(listener), _) => Some(listener),
-            (None, Some(at)) => Some(bind(at, admin_mode(&settings)).await?),
+            (None, Some(at)) => Some(opener.open(Role::Admin, at, admin_mode(&settings)).await?),
             (None, None) => None,
         };
+        // Nothing of the listeners can fail any more, and what follows needs the log and the ledger.
+        if let Some(takeover) = opener.takeover {
+            takeover.complete()?;
+        }
         let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
         let admin = admin_listener.as_ref().map(|listener| listener.at().clone());
         let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
@@ -163,7 +177,12 @@ impl Daemon {
         if let Some(file) = &file {
             tokio::spawn(reload::watch(services.clone(), file.clone()));
         }
-        Ok(Self { services, proxy, admin, file })
+        let (state_dir, drain_timeout) = (&services.settings.state_dir, services.settings.proxy.drain_timeout);
+        let takeover = match opener.shared {
+            Some(shared) => TakeoverSocket::open(state_dir, shared, drain_timeout).await,
+            None => None,
+        };
+        Ok(Self { services, proxy, admin, file, takeover })
     }
 
     /// Returns the addresses of the listeners for sandboxes.
@@ -215,9 +234,35 @@ impl Daemon {
         }
     }
 
+    /// Waits until a new process has the listening sockets and is ready for requests. It never returns if the sockets are the
+    /// service manager's.
+    pub async fn taken_over(&self) -> Successor {
+        match &self.takeover {
+            Some(takeover) => takeover.wait().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Stops accepting, lets each open connection have one more response within a short time, and then shuts down. New
+    /// connections are those of the new process.
+    pub async fn hand_over(self) -> bool {
+        if let Some(takeover) = &self.takeover {
+            takeover.keep_files();
+        }
+        self.services.last_requests.cancel();
+        self.services.tracker.close();
+        let last_requests = tokio::time::timeout(LAST_REQUESTS, self.services.tracker.wait());
+        // A connection that has just been accepted is not yet served.
+        let both = async { tokio::join!(tokio::time::sleep(ACCEPTED), last_requests) };
+        let _ = self.services.abort.run_until_cancelled(both).await;
+        self.shutdown().await
+    }
+
     /// Stops accepting, lets requests in flight finish within `drain_timeout`, aborts the others, and flushes the audit
     /// log. Returns true if nothing was aborted and the log was flushed.
     pub async fn shutdown(self) -> bool {
+        // The kernel refuses connections from now on.
+        drop(self.takeover);
         self.services.drain.cancel();
         self.services.tracker.close();
         let drain_timeout = self.services.settings.proxy.drain_timeout;
@@ -251,6 +296,10 @@ impl Daemon {
     }
 }
 
+/// Maximum time for the last request on each connection when a new process takes over.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
+/// The time in which connections that have been accepted are served, when a new process takes over.
+const ACCEPTED: Duration = Duration::from_millis(50);
 /// Maximum time for aborted exchanges to write their audit lines.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -258,6 +307,39 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// kernel reports the user id of a client, and users that are not listed need the token.
 fn admin_mode(settings: &Settings) -> u32 {
     if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
+}
+
+/// The sockets of a start, beside the configured addresses.
+#[derive(Default)]
+pub struct StartSockets {
+    /// The sockets that the service manager has passed.
+    pub inherited: Inherited,
+    /// The sockets of the daemon that is taken over.
+    pub takeover: Option<Takeover>,
+    /// Whether a new process may take over from this one. It may not take the service manager's sockets.
+    pub is_offered: bool,
+}
+
+/// Opens listeners.
+struct ListenerOpener {
+    takeover: Option<Takeover>,
+    /// A second handle of each, if they are offered to a new process.
+    shared: Option<Vec<(Role, SharedSocket)>>,
+}
+
+impl ListenerOpener {
+    /// Opens a listener: the socket of the daemon that is taken over, if it has one for this address.
+    async fn open(&mut self, role: Role, at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
+        let failed = |source| StartError::Listen { address: at.clone(), source };
+        let listener = match self.takeover.as_mut().and_then(|takeover| takeover.socket(role, at)) {
+            Some(taken) => taken.map_err(failed)?,
+            None => bind(at, mode).await?,
+        };
+        if let Some(shared) = &mut self.shared {
+            shared.push((role, listener.share(at).map_err(failed)?));
+        }
+        Ok(listener)
+    }
 }
 
 async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
@@ -338,6 +420,7 @@ fn services(
         finds,
         admin_tokens: AcceptedTokens::new(admin_tokens),
         ledger,
+        last_requests: CancellationToken::new(),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
         tracker: TaskTracker::new(),

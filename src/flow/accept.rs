@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -30,9 +31,10 @@ const MAX_OVERLOAD_RESPONSES: usize = 64;
 /// Pause after an error such as EMFILE, which ends only when other connections close.
 const BACK_OFF: Duration = Duration::from_millis(50);
 
-/// Accepts connections until the daemon drains. No single connection can block it.
+/// Accepts connections until the daemon drains or is taken over. No single connection can block it.
 pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<AcceptQueue<Accepted>>) {
     let response_permits = Arc::new(Semaphore::new(MAX_OVERLOAD_RESPONSES));
+    let mut listener = Some(listener);
     loop {
         let accepted = tokio::select! {
             biased;
@@ -41,7 +43,12 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<
                 handle_step(&services, step, &response_permits);
                 continue;
             }
-            accepted = listener.accept() => accepted,
+            // What has been accepted is served. The new process accepts the others.
+            () = services.last_requests.cancelled(), if listener.is_some() => {
+                listener = None;
+                continue;
+            }
+            Some(accepted) = OptionFuture::from(listener.as_ref().map(Listener::accept)) => accepted,
         };
         match accepted {
             Ok(accepted) => queue.enqueue(accepted.source(), accepted),

@@ -12,7 +12,7 @@ use super::Services;
 use super::client::{Client, ClientStream};
 use super::exchange::{self, Destination};
 use super::http1_gate::GateHandle;
-use super::http1_server::{gated, h1, note_broken, until_drained};
+use super::http1_server::{gated, h1, last_at_takeover, note_broken, until_drained};
 use super::refused_tunnel::{self, RefusedTunnel};
 use super::respond::{self, AnswerBody};
 use super::self_api;
@@ -55,7 +55,9 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
         let (client, gate) = (client.clone(), gate.clone());
         async move {
             let _unanswered = gate.mark_unanswered(&request);
-            Ok::<_, Infallible>(answer(&client, &gate, request).await)
+            let is_connect = request.method() == Method::CONNECT;
+            let answer = answer(&client, &gate, request).await;
+            Ok::<_, Infallible>(last_at_takeover(answer, is_connect, &client.services))
         }
     });
     let connection =

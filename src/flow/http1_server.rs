@@ -4,11 +4,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{Response, StatusCode};
 use hyper::server::conn::http1;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::client::Client;
 use super::http1_gate::{GateHandle, HeadLimits, Http1Gate};
+use super::respond::AnswerBody;
 use super::{Services, respond};
 use crate::audit::record::Record;
 use crate::model::refusal::Deny;
@@ -64,6 +66,17 @@ pub(super) async fn until_drained<C: Future>(
             connection.await
         }
     }
+}
+
+/// Makes a response the last on its connection if a new process takes over, which serves the next one. Neither the response to
+/// an upgrade nor that to a CONNECT may say so.
+pub(super) fn last_at_takeover(
+    response: Response<AnswerBody>,
+    is_connect: bool,
+    services: &Services,
+) -> Response<AnswerBody> {
+    let opens = response.status() == StatusCode::SWITCHING_PROTOCOLS || is_connect && response.status().is_success();
+    if services.last_requests.is_cancelled() && !opens { respond::last(response) } else { response }
 }
 
 /// Interval at which the gate is checked for a partly read head while the daemon drains.

@@ -70,6 +70,9 @@ pub(super) struct TunnelTarget {
 
 /// Time from the refusal of a destination over HTTP/2 to GOAWAY.
 const GOAWAY_DELAY: Duration = Duration::from_millis(100);
+/// Interval at which a connection is checked for open responses before GOAWAY, when the daemon stops, and the longest wait.
+const GAP_POLL_INTERVAL: Duration = Duration::from_millis(10);
+const GAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest time for which a connection lives after such a refusal, until GOAWAY and after it.
 const REFUSED_GRACE: Duration = Duration::from_secs(1);
 
@@ -124,7 +127,7 @@ impl InnerServer {
                 let _unanswered = unanswered;
                 let answer = inner.answer(request, upgrade).await;
                 if inner.to.is_ok() {
-                    return Ok::<_, Infallible>(answer);
+                    return Ok::<_, Infallible>(http1_server::last_at_takeover(answer, false, &inner.client.services));
                 }
                 gate.end_after_request();
                 Ok(respond::last(answer))
@@ -182,7 +185,7 @@ impl InnerServer {
         }
     }
 
-    /// Returns when the daemon drains, when a request has been refused because of its destination, when the first request
+    /// Returns when the daemon drains or is taken over, when a request has been refused because of its destination, when the first request
     /// does not arrive within `header_timeout`, when no request has been open for the idle timeout, or when an answer is
     /// overdue. hyper has no idle timeout: its pings keep an unused connection open.
     async fn wait_until_idle(&self, answers: &OpenAnswers) {
@@ -193,7 +196,8 @@ impl InnerServer {
         tokio::pin!(refused);
         loop {
             tokio::select! {
-                () = services.drain.cancelled() => return,
+                () = services.drain.cancelled() => return wait_for_gap(answers).await,
+                () = services.last_requests.cancelled() => return wait_for_gap(answers).await,
                 () = &mut refused => return,
                 () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
             }
@@ -421,4 +425,18 @@ fn h2(client: &Client, has_room: bool) -> http2::Builder<FairExecutor> {
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
+}
+
+/// Returns when a request has been answered and none is open, or after a second. Java and some versions of curl drop a response
+/// that follows GOAWAY, and a connection without a request is new: its client may not know how to repeat one.
+async fn wait_for_gap(answers: &OpenAnswers) {
+    let gap = async {
+        let mut quiet = 0_u8;
+        // The last frame of a response is written shortly after its end.
+        while quiet < 2 {
+            tokio::time::sleep(GAP_POLL_INTERVAL).await;
+            quiet = if answers.begun() > 0 && !answers.any() { quiet.saturating_add(1) } else { 0 };
+        }
+    };
+    let _ = timeout(GAP_TIMEOUT, gap).await;
 }

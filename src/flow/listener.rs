@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use parking_lot::RwLock;
@@ -35,7 +37,7 @@ pub struct Listener {
     /// The tasks of its clients.
     tasks: ListenerTasks,
     /// The socket file that this process created. It is removed on drop.
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
 }
 
 enum Socket {
@@ -50,6 +52,23 @@ pub struct Inherited {
     pub proxy: Vec<Listener>,
     /// The admin listener. It replaces `admin.listen`.
     pub admin: Option<Listener>,
+}
+
+/// A second handle of a listening socket, for another process.
+pub struct SharedSocket {
+    /// The address in the configuration, whose port may be 0.
+    pub configured: ListenAt,
+    /// The socket.
+    pub socket: OwnedFd,
+    /// True if the file of the socket is kept when this process stops listening.
+    keeps_file: Arc<AtomicBool>,
+}
+
+impl SharedSocket {
+    /// Keeps the file of a Unix socket when this process stops listening: another process uses it.
+    pub fn keep_file(&self) {
+        self.keeps_file.store(true, Ordering::Relaxed);
+    }
 }
 
 /// An accepted connection, before any handshake, with the task that its listener knows.
@@ -94,13 +113,15 @@ impl Accepted {
 /// A Unix socket file, removed on drop if it is still the same file.
 struct SocketFile {
     path: PathBuf,
+    /// Another process uses it.
+    is_kept: Arc<AtomicBool>,
     /// Device and inode. A file that has replaced this one is not removed.
     identity: (u64, u64),
 }
 
 impl SocketFile {
     fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), identity: identity(path)? })
+        Ok(Self { path: path.to_owned(), is_kept: Arc::default(), identity: identity(path)? })
     }
 }
 
@@ -110,7 +131,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|found| found == self.identity) {
+        let is_kept = self.is_kept.load(Ordering::Relaxed);
+        if !is_kept && identity(&self.path).is_ok_and(|found| found == self.identity) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -137,7 +159,7 @@ impl Listener {
                 let file = SocketFile::of(path)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
                 let tasks = ListenerTasks::default();
-                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), tasks, _file: Some(file) })
+                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), tasks, file: Some(file) })
             }
         }
     }
@@ -148,7 +170,7 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn tcp(socket: TcpListener) -> io::Result<Self> {
         let at = ListenAt::Tcp(socket.local_addr()?);
-        Ok(Self { socket: Socket::Tcp(socket), at, tasks: ListenerTasks::default(), _file: None })
+        Ok(Self { socket: Socket::Tcp(socket), at, tasks: ListenerTasks::default(), file: None })
     }
 
     /// Wraps a Unix socket that is already listening. Its file is not removed.
@@ -157,12 +179,43 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn unix(socket: UnixListener) -> io::Result<Self> {
         let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
-        Ok(Self {
-            socket: Socket::Unix(socket),
-            at: ListenAt::Unix(path),
-            tasks: ListenerTasks::default(),
-            _file: None,
-        })
+        Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), tasks: ListenerTasks::default(), file: None })
+    }
+
+    /// Wraps a socket of the process that this one takes over from, which listened at the same configured address.
+    ///
+    /// # Errors
+    /// If it is no listening socket of that kind.
+    pub fn taken_over(socket: OwnedFd, configured: &ListenAt) -> io::Result<Self> {
+        if !rustix::net::sockopt::socket_acceptconn(&socket)? {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        match configured {
+            ListenAt::Tcp(_) => {
+                let socket = std::net::TcpListener::from(socket);
+                socket.set_nonblocking(true)?;
+                Self::tcp(TcpListener::from_std(socket)?)
+            }
+            ListenAt::Unix(path) => {
+                let socket = std::os::unix::net::UnixListener::from(socket);
+                socket.set_nonblocking(true)?;
+                let file = SocketFile::of(path)?;
+                Ok(Self { file: Some(file), ..Self::unix(UnixListener::from_std(socket)?)? })
+            }
+        }
+    }
+
+    /// Returns a second handle of the socket.
+    ///
+    /// # Errors
+    /// If there are too many descriptors.
+    pub fn share(&self, configured: &ListenAt) -> io::Result<SharedSocket> {
+        let socket = match &self.socket {
+            Socket::Tcp(socket) => socket.as_fd().try_clone_to_owned()?,
+            Socket::Unix(socket) => socket.as_fd().try_clone_to_owned()?,
+        };
+        let keeps_file = self.file.as_ref().map(|file| file.is_kept.clone()).unwrap_or_default();
+        Ok(SharedSocket { configured: configured.clone(), socket, keeps_file })
     }
 
     /// Sets the tasks of its clients. A new listener has none.

@@ -83,6 +83,8 @@ pub struct Services {
     pub(crate) unread_refusals: refused_tunnel::UnreadRefusals,
     /// The queues for the tasks of each execution.
     pub(crate) queues: Arc<PerExecution<FairQueue>>,
+    /// Cancelled when a new process takes over. The next response on each connection is its last.
+    pub last_requests: CancellationToken,
     /// Cancelled when the daemon starts to stop. No new requests are served.
     pub drain: CancellationToken,
     /// Cancelled when the drain timeout has passed. Open exchanges are aborted.

@@ -1,0 +1,255 @@
+//! A new process takes the listening sockets over from a running daemon, so that an upgrade refuses no connection.
+//!
+//! The daemon listens on `takeover.sock` in its state directory. It passes its sockets to a process of its own user or of root
+//! (SCM_RIGHTS, unix(7)). The new process opens what else it listens on, and says that it is ready. Then the daemon stops
+//! accepting, finishes what it has begun, and ends. Both write the same log and ledger, so the new process accepts
+//! connections only then; until then, they wait in the queue of the kernel.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::UnixStream;
+use tokio::time::{sleep, timeout};
+
+use crate::flow::listener::{Accepted, Listener, SharedSocket};
+use crate::policy::settings::ListenAt;
+
+/// The name of the socket in the state directory.
+const SOCKET: &str = "takeover.sock";
+/// The version of the messages. A daemon of another version is not taken over.
+const VERSION: u32 = 1;
+/// The most sockets that are passed: Linux allows 253 in a message.
+const MAX_SOCKETS: usize = 128;
+/// Maximum size of the message with the sockets, in bytes.
+const MAX_MESSAGE: usize = 64 * 1024;
+/// Maximum time of the daemon for its message, and of the new process until it is ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The byte of the new process that is ready.
+const READY: u8 = 1;
+/// Pause after an error of accept.
+const BACK_OFF: Duration = Duration::from_millis(100);
+/// The time of the daemon beyond its drain timeout for its last requests, its log and its end.
+const MARGIN: Duration = Duration::from_secs(15);
+
+/// The use of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Role {
+    Admin,
+    Proxy,
+}
+
+/// The message of the daemon. The sockets are in the same order.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    version: u32,
+    /// The longest time from the takeover to the end of the daemon, in milliseconds.
+    ends_within_ms: u64,
+    sockets: Vec<OfferedSocket>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct OfferedSocket {
+    role: Role,
+    /// The address in the configuration.
+    configured: String,
+}
+
+/// The side of the daemon.
+pub(super) struct TakeoverSocket {
+    listener: Listener,
+    sockets: Vec<(Role, SharedSocket)>,
+    ends_within: Duration,
+}
+
+/// A process that takes over. It waits for the end of the daemon, and so for the end of this connection.
+pub struct Successor(UnixStream);
+
+impl TakeoverSocket {
+    /// Listens in the state directory. Without such a socket, the daemon cannot be taken over, and works as well.
+    pub(super) async fn open(
+        state_dir: &Path,
+        sockets: Vec<(Role, SharedSocket)>,
+        drain_timeout: Duration,
+    ) -> Option<Self> {
+        let ends_within = drain_timeout.saturating_add(MARGIN);
+        match Listener::bind(&ListenAt::Unix(state_dir.join(SOCKET)), 0o600).await {
+            Ok(listener) if sockets.len() <= MAX_SOCKETS => Some(Self { listener, sockets, ends_within }),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(%error, "this daemon cannot be taken over: {SOCKET} cannot be opened");
+                None
+            }
+        }
+    }
+
+    /// Waits until a new process has the sockets and is ready. It is cancel-safe: the new process fails then.
+    pub(super) async fn wait(&self) -> Successor {
+        loop {
+            let stream = match self.listener.accept().await {
+                Ok(Accepted::Unix(stream, uid, _)) if is_trusted(uid) => stream,
+                Ok(_) => continue,
+                Err(_) => {
+                    sleep(BACK_OFF).await;
+                    continue;
+                }
+            };
+            match timeout(READY_TIMEOUT, self.offer(stream)).await {
+                Ok(Ok(stream)) => return Successor(stream),
+                Ok(Err(error)) => tracing::warn!(%error, "a takeover failed; this process goes on"),
+                Err(_) => tracing::warn!("a takeover timed out; this process goes on"),
+            }
+        }
+    }
+
+    async fn offer(&self, mut stream: UnixStream) -> io::Result<UnixStream> {
+        let described = self
+            .sockets
+            .iter()
+            .map(|(role, shared)| OfferedSocket { role: *role, configured: shared.configured.to_string() });
+        let ends_within_ms = u64::try_from(self.ends_within.as_millis()).unwrap_or(u64::MAX);
+        let offer = Offer { version: VERSION, ends_within_ms, sockets: described.collect() };
+        let message = serde_json::to_vec(&offer)?;
+        let sockets: Vec<_> = self.sockets.iter().map(|(_, shared)| shared.socket.as_fd()).collect();
+        let sent = stream
+            .async_io(Interest::WRITABLE, || {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
+                let mut rights = SendAncillaryBuffer::new(&mut space);
+                if !rights.push(SendAncillaryMessage::ScmRights(&sockets)) {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                }
+                Ok(sendmsg(&stream, &[IoSlice::new(&message)], &mut rights, SendFlags::NOSIGNAL)?)
+            })
+            .await?;
+        if sent != message.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        let mut ready = [0];
+        stream.read_exact(&mut ready).await?;
+        if ready == [READY] { Ok(stream) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+
+    /// Leaves the files of Unix sockets to the new process.
+    pub(super) fn keep_files(&self) {
+        self.sockets.iter().for_each(|(_, shared)| shared.keep_file());
+    }
+}
+
+impl Successor {
+    /// Keeps the connection open until this process has ended, and with it all its locks. The kernel closes descriptors in the
+    /// order of their numbers.
+    pub fn hold_until_exit(self) {
+        const LAST: i32 = 1_000;
+        let held = rustix::io::fcntl_dupfd_cloexec(&self.0, LAST);
+        std::mem::forget((held, self.0));
+    }
+}
+
+/// Returns true for this process's own user and for root.
+fn is_trusted(uid: u32) -> bool {
+    uid == rustix::process::geteuid().as_raw() || uid == 0
+}
+
+/// The side of the new process: the sockets of a running daemon.
+pub struct Takeover {
+    stream: net::UnixStream,
+    sockets: Vec<(Role, String, OwnedFd)>,
+    ends_within: Duration,
+}
+
+/// The reason why a daemon cannot be taken over. It goes on then, unless it has been told to end.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// The daemon cannot be asked.
+    #[error("the running daemon cannot be taken over: {0}: {1}")]
+    Unreachable(PathBuf, #[source] io::Error),
+    /// The daemon's message is another one.
+    #[error("the running daemon cannot be taken over: its message has another version")]
+    Version,
+    /// The daemon has not ended.
+    #[error("the daemon that is taken over has not ended within {} s", .0.as_secs())]
+    Late(Duration),
+}
+
+impl Takeover {
+    /// Asks the daemon of a state directory for its sockets. Returns `None` if none runs. It blocks.
+    ///
+    /// # Errors
+    /// [`TakeoverError`]. The daemon goes on.
+    pub fn request(state_dir: &Path) -> Result<Option<Self>, TakeoverError> {
+        let path = state_dir.join(SOCKET);
+        let unreachable = |error| TakeoverError::Unreachable(path.clone(), error);
+        let stream = match net::UnixStream::connect(&path) {
+            Ok(stream) => stream,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(unreachable(error)),
+        };
+        let (message, sockets) = receive(&stream).map_err(unreachable)?;
+        let offer: Offer = serde_json::from_slice(&message).map_err(|_| TakeoverError::Version)?;
+        if offer.version != VERSION || offer.sockets.len() != sockets.len() {
+            return Err(TakeoverError::Version);
+        }
+        let ends_within = Duration::from_millis(offer.ends_within_ms);
+        let described = offer.sockets.into_iter().zip(sockets);
+        let sockets = described.map(|(described, socket)| (described.role, described.configured, socket)).collect();
+        Ok(Some(Self { stream, sockets, ends_within }))
+    }
+
+    /// Takes the socket of a configured address, if the daemon has it.
+    pub(super) fn socket(&mut self, role: Role, configured: &ListenAt) -> Option<io::Result<Listener>> {
+        let address = configured.to_string();
+        let at = self.sockets.iter().position(|(known, at, _)| *known == role && *at == address)?;
+        let (.., socket) = self.sockets.swap_remove(at);
+        Some(Listener::taken_over(socket, configured))
+    }
+
+    /// Tells the daemon to end, and waits until it has. The sockets that the configuration does not name any more are closed.
+    pub(super) fn complete(self) -> Result<(), TakeoverError> {
+        let Self { stream, sockets, ends_within } = self;
+        drop(sockets);
+        let wait = || {
+            stream.set_read_timeout(Some(ends_within))?;
+            (&stream).write_all(&[READY])?;
+            (&stream).read(&mut [0]).map(drop)
+        };
+        match tokio::task::block_in_place(wait) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(TakeoverError::Late(ends_within)),
+            // A daemon that was killed has ended, too.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+            Err(error) => Err(TakeoverError::Unreachable(PathBuf::from(SOCKET), error)),
+        }
+    }
+}
+
+/// Receives the message of the daemon and the sockets in it.
+fn receive(stream: &net::UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    stream.set_read_timeout(Some(READY_TIMEOUT))?;
+    let mut message = vec![0; MAX_MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    message.truncate(received.bytes);
+    if message.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut sockets = Vec::new();
+    for part in rights.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = part {
+            sockets.extend(passed);
+        }
+    }
+    Ok((message, sockets))
+}

@@ -1,0 +1,202 @@
+//! A new process takes the listening sockets over from a running daemon.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::lab::client::auth;
+use crate::lab::h2::{DATA, END_STREAM, GOAWAY, Wire, frame, read_frame};
+use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
+use crate::operation::cli::{Served, exeat, output, text};
+
+async fn place(more: &str) -> (LabBuilder, Origin) {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let admin = "[admin]\nlisten = \"127.0.0.1:0\"\n";
+    let config = builder.config(&format!("{admin}{more}{}", lab::allow_api(origin.port())));
+    fs::write(builder.dir.path().join("e.toml"), config).unwrap();
+    (builder, origin)
+}
+
+fn serve(dir: &Path, more: &[&str]) -> Served {
+    Served::start(exeat(dir, &[&["serve", "-c", "e.toml"], more].concat()))
+}
+
+/// Reads one response with the body `hello\n`. Returns whether the connection goes on.
+async fn hello(stream: &mut TcpStream) -> Result<bool, String> {
+    let mut words = Vec::new();
+    while !words.ends_with(b"hello\n") {
+        match stream.read_buf(&mut words).await {
+            Ok(0) => return Err(format!("closed behind {:?}", text(&words))),
+            Ok(_) => {}
+            Err(error) => return Err(format!("{error} behind {:?}", text(&words))),
+        }
+    }
+    let head = text(&words).to_ascii_lowercase();
+    if head.starts_with("http/1.1 200") { Ok(!head.contains("connection: close")) } else { Err(head) }
+}
+
+/// Four processes in a row, under load: connections of one request, and those that are kept as long as the proxy keeps them.
+/// No connection is refused, and each request has its response.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_process_takes_over_without_a_failed_request() {
+    const TAKEOVERS: usize = 3;
+    let (builder, origin) = place("").await;
+    let dir = builder.dir.path();
+    let mut old = serve(dir, &[]);
+    let (proxy, admin) = (old.proxy(), old.admin());
+    let host = format!("api.test:{}", origin.port());
+    let ask = format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
+    let (is_over, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let workers: Vec<_> = (0..12)
+        .map(|number| {
+            let (proxy, ask) = (proxy.clone(), ask.clone());
+            let (is_over, served) = (is_over.clone(), served.clone());
+            tokio::spawn(async move {
+                let keeps = number % 2 == 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+                    let mut stream = TcpStream::connect(&proxy).await.expect("something listens");
+                    loop {
+                        stream.write_all(ask.as_bytes()).await.unwrap();
+                        let goes_on = hello(&mut stream).await.unwrap_or_else(|error| panic!("{number}: {error}"));
+                        served.fetch_add(1, Ordering::Relaxed);
+                        if !keeps || !goes_on || is_over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    let wait_for = async |more: usize| {
+        let (start, before) = (Instant::now(), served.load(Ordering::Relaxed));
+        while served.load(Ordering::Relaxed) < before + more {
+            assert!(start.elapsed() < TIMEOUT, "the requests stop");
+            tokio::task::yield_now().await;
+        }
+    };
+    for _ in 0..TAKEOVERS {
+        wait_for(100).await;
+        let new = serve(dir, &["--takeover"]);
+        assert_eq!((new.proxy(), new.admin()), (proxy.clone(), admin.clone()), "{}", new.stderr());
+        assert!(old.ended(), "{}", old.stderr());
+        assert!(old.stderr().contains("\"is_taken_over\":true"), "{}", old.stderr());
+        old = new;
+    }
+    wait_for(100).await;
+    is_over.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    assert_eq!(served.load(Ordering::Relaxed), origin.seen().len());
+    // The log of all four is one chain.
+    old.signal(rustix::process::Signal::TERM);
+    assert!(old.ended());
+    let verified = output(exeat(dir, &["audit", "verify", "-c", "e.toml"])).await;
+    assert!(verified.status.success(), "{}{}", text(&verified.stdout), text(&verified.stderr));
+    let log = fs::read_to_string(dir.join("state/exeat/audit.jsonl")).unwrap();
+    assert_eq!(log.matches("\"event\":\"closed\"").count(), origin.seen().len());
+}
+
+/// The files of Unix sockets stay, and belong to the new process.
+#[tokio::test(flavor = "multi_thread")]
+async fn unix_sockets_are_taken_over_with_their_files() {
+    let (builder, _origin) = place("[[proxy.listeners]]\nlisten = \"unix:own.sock\"\ntask = \"t\"\n").await;
+    let dir = builder.dir.path();
+    let mut old = serve(dir, &[]);
+    let socket = dir.join("own.sock");
+    let mut new = serve(dir, &["--takeover"]);
+    assert!(old.ended(), "{}", old.stderr());
+    assert!(fs::symlink_metadata(&socket).unwrap().file_type().is_socket());
+    let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
+    stream.write_all(b"GET /v1/self HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    new.signal(rustix::process::Signal::TERM);
+    assert!(new.ended());
+    assert!(!socket.exists() && !dir.join("state/exeat/takeover.sock").exists());
+}
+
+/// A start that fails does not end the running daemon, and other users cannot reach its socket.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_process_that_cannot_start_leaves_the_old_one_alone() {
+    let (builder, origin) = place("").await;
+    let dir = builder.dir.path();
+    let old = serve(dir, &[]);
+    let mode = fs::metadata(dir.join("state/exeat/takeover.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let also = format!("listen = [\"127.0.0.1:0\", \"{}\"]", taken.local_addr().unwrap());
+    let rows = [
+        (config.replace("[admin]", "[admin]\nnonsense = 1"), "nonsense"),
+        (config.replace("listen = [\"127.0.0.1:0\"]", &also), "cannot listen on"),
+        (config.replace("extra_roots = [\"origin-ca.pem\"]", "extra_roots = [\"e.toml\"]"), "extra_roots"),
+    ];
+    for (broken, want) in rows {
+        fs::write(dir.join("e.toml"), broken).unwrap();
+        let failed = output(exeat(dir, &["serve", "-c", "e.toml", "--takeover"])).await;
+        let said = text(&failed.stderr);
+        assert!(!failed.status.success() && said.contains(want), "{want}: {said}");
+        assert_eq!(old.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    }
+    // Its policy was not replaced either.
+    fs::write(dir.join("e.toml"), config).unwrap();
+    let mut old = old;
+    let new = serve(dir, &["--takeover"]);
+    assert!(old.ended(), "{}", old.stderr());
+    assert_eq!(new.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_running_daemon_it_starts_as_usual() {
+    let (builder, origin) = place("").await;
+    let dir = builder.dir.path();
+    let served = serve(dir, &["--takeover"]);
+    assert!(served.stderr().contains("starting as usual"), "{}", served.stderr());
+    assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    let mut both = exeat(dir, &["serve", "-c", "e.toml", "--takeover"]);
+    both.env("LISTEN_FDS", "1");
+    let refused = output(both).await;
+    assert!(text(&refused.stderr).contains("service manager"), "{}", text(&refused.stderr));
+}
+
+/// Java, and curl 7.88, drop a response that follows GOAWAY. So the daemon waits for the end of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_in_progress_ends_before_goaway() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut wire = Wire::open(&lab, &to).await;
+    wire.headers(1, false, &[(":method", "POST"), (":scheme", "https"), (":authority", &to), (":path", "/echo")]);
+    wire.send(&frame(DATA, 0, 1, b"one")).await;
+    while origin.seen().is_empty() && origin.connections() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let Lab { daemon, proxy, dir, dns, .. } = lab;
+    let stopped = tokio::spawn(daemon.shutdown());
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    while TcpStream::connect(proxy).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    wire.send(&frame(DATA, END_STREAM, 1, b"two")).await;
+    let (mut echoed, mut has_ended, mut ended_before_goaway) = (Vec::new(), false, None);
+    while let Some(frame) = read_frame(&mut wire.io).await {
+        match frame.kind {
+            GOAWAY => ended_before_goaway = ended_before_goaway.or(Some(has_ended)),
+            DATA => echoed.extend(frame.payload),
+            _ => {}
+        }
+        has_ended |= frame.stream == 1 && frame.flags & END_STREAM != 0;
+    }
+    assert_eq!((text(&echoed), ended_before_goaway), ("onetwo".to_owned(), Some(true)));
+    assert!(stopped.await.unwrap());
+    drop((dir, dns));
+}
