@@ -1,12 +1,17 @@
 //! Writes private files atomically.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
+
+/// The longest wait for the lock of a process that is ending, and the interval at which it is tried.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The maximum length of a private file, in bytes.
 const MAX_PRIVATE: u64 = 64 * 1024 * 1024;
@@ -136,6 +141,20 @@ fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedT
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
     file.as_file().sync_all()?;
     Ok(file)
+}
+
+/// Locks a file exclusively. A process that is ending may still hold the lock, for at most [`LOCK_WAIT`].
+///
+/// # Errors
+/// [`TryLockError::WouldBlock`] if another process keeps the lock.
+pub fn lock(file: &File) -> Result<(), TryLockError> {
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_POLL_INTERVAL),
+            result => return result,
+        }
+    }
 }
 
 /// Creates an empty temporary file in the directory of `path`, accessible only to the owner. [`sweep`] removes it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::OptionFuture;
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::Full;
@@ -50,23 +51,28 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Accepts connections until the daemon drains.
+    /// Accepts connections until the daemon drains or is taken over.
     pub(crate) async fn run(self, listener: Listener) {
         let admin = Arc::new(self);
         let lifetime = admin.services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
         let queue = AcceptQueue::new(connections).with_timeout(REQUEST_TIMEOUT);
+        let mut listener = Some(listener);
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = admin.services.drain.cancelled() => return,
                 step = queue.next() => {
                     if let QueueStep::Serve(accepted, slot) = step {
-                        tokio::spawn(admin.clone().serve_accepted(accepted, slot));
+                        admin.services.tracker.spawn(admin.clone().serve_accepted(accepted, slot));
                     }
                     continue;
                 }
-                accepted = listener.accept() => accepted,
+                () = admin.services.last_requests.cancelled(), if listener.is_some() => {
+                    listener = None;
+                    continue;
+                }
+                Some(accepted) = OptionFuture::from(listener.as_ref().map(Listener::accept)) => accepted,
             };
             match accepted {
                 Ok(accepted) => queue.enqueue(accepted.source(), accepted),

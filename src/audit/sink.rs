@@ -936,7 +936,7 @@ fn with_suffix(path: &Path, ending: &str) -> PathBuf {
 /// Opens a file and locks it exclusively.
 fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.mode(0o600).open(path)?;
-    match file.try_lock() {
+    match files::lock(&file) {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::Error(error)) => Err(error),
         Err(fs::TryLockError::WouldBlock) => {

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use futures_util::future::OptionFuture;
-use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Level;
 
 use super::{Exit, harden, paths, systemd, terminal};
@@ -72,9 +71,14 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Ok(inherited) => inherited,
             Err(error) => return failed(&error),
         };
+        // A takeover waits for the end of the old process. A reload that is asked for meanwhile must not end this one.
+        let hangup = match signal(SignalKind::hangup()) {
+            Ok(hangup) => hangup,
+            Err(error) => return failed(&error),
+        };
         let sockets = StartSockets { inherited, takeover, is_offered: true };
         match Daemon::start_on(sockets, loaded.settings, loaded.policy, file).await {
-            Ok(daemon) => run_until_stopped(daemon).await,
+            Ok(daemon) => run_until_stopped(daemon, hangup).await,
             Err(error) => failed(&error),
         }
     });
@@ -96,7 +100,7 @@ fn request_takeover(settings: &Settings) -> Result<Option<Takeover>, String> {
     let takeover = Takeover::request(&settings.state_dir).map_err(|error| error.to_string())?;
     match &takeover {
         Some(_) => tracing::info!("taking over from the running daemon"),
-        None => tracing::info!("no daemon runs with this state directory; starting as usual"),
+        None => tracing::info!("no daemon that can be taken over answers; starting as usual"),
     }
     Ok(takeover)
 }
@@ -105,12 +109,12 @@ fn request_takeover(settings: &Settings) -> Result<Option<Takeover>, String> {
 /// requests are refused while the log cannot be written.
 fn fail_writes_over_file_size_limit() -> std::io::Result<()> {
     // The handler stays installed until the process ends.
-    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
+    signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())).map(drop)
 }
 
-async fn run_until_stopped(daemon: Daemon) -> Exit {
-    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()));
-    let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = signals else {
+async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
         return failed(&"signals cannot be handled");
     };
     let status = ready_line(&daemon);
@@ -149,17 +153,21 @@ async fn run_until_stopped(daemon: Daemon) -> Exit {
     let is_taken_over = successor.is_some();
     tracing::info!(is_taken_over, "draining");
     let abort = daemon.abort_token();
+    // A script may stop the old process itself. That is not the second signal.
+    let signals = if is_taken_over { 2 } else { 1 };
     let second_signal = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        for _ in 0..signals {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
         }
         abort.cancel();
         std::future::pending::<()>().await;
     };
     // Also after a second signal, the new process waits for the end of this one.
     if let Some(successor) = successor {
-        successor.hold_until_exit();
+        successor.confirm_and_hold();
     }
     let stopped = async { if is_taken_over { daemon.hand_over().await } else { daemon.shutdown().await } };
     tokio::select! {

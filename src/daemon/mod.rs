@@ -135,22 +135,26 @@ impl Daemon {
             (None, Some(at)) => Some(opener.open(Role::Admin, at, admin_mode(&settings)).await?),
             (None, None) => None,
         };
-        // Nothing of the listeners can fail any more, and what follows needs the log and the ledger.
-        if let Some(takeover) = opener.takeover {
-            takeover.complete()?;
-        }
         let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
         let admin = admin_listener.as_ref().map(|listener| listener.at().clone());
         let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
-        let admin_tokens = match admin {
-            Some(_) => admin_tokens::read_or_create(&settings.admin, &settings.state_dir)
-                .map_err(|unusable| StartError::AdminToken(unusable.error.to_string()))?,
-            None => Vec::new(),
-        };
+        let prepared = Prepared::of(&settings, own, admin.is_some())?;
+        let descriptors = prepared.descriptors;
+        // What follows needs the log and the ledger, which the old process has until its end.
+        let is_taken_over = opener.takeover.is_some();
+        if let Some(takeover) = opener.takeover {
+            takeover.complete()?;
+            for (listener, mode) in listeners
+                .iter()
+                .map(|listener| (listener, settings.proxy.unix_mode))
+                .chain(admin_listener.iter().map(|listener| (listener, admin_mode(&settings))))
+            {
+                let at = listener.at().clone();
+                listener.own_file(mode).map_err(|source| StartError::Listen { address: at, source })?;
+            }
+        }
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
-        let descriptors = descriptors(&settings);
-        let started = Started { settings, descriptors, admin_tokens };
-        let (services, last) = services(started, policy, proxy.clone(), own, written)?;
+        let (services, last) = services(prepared, settings, policy, proxy.clone(), written)?;
         let services = Arc::new(services);
         let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
@@ -160,6 +164,10 @@ impl Daemon {
         }
         if services.ledger.is_shared() {
             tokio::spawn(find_journal::watch(services.clone()));
+        }
+        if let (true, Some(file)) = (is_taken_over, &file) {
+            // The old process may have been told of changes while this one waited.
+            let _ = reload::once(services.clone(), file.clone()).await;
         }
         let lifetime = services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
@@ -357,26 +365,44 @@ fn descriptors(settings: &Settings) -> Descriptors {
     divided
 }
 
-/// The parts that are determined before the services are made.
-struct Started {
-    settings: Settings,
+/// The parts of the services that need neither the log nor the ledger.
+struct Prepared {
     descriptors: Descriptors,
     admin_tokens: Vec<TokenHash>,
+    authority: Authority,
+    tls: UpstreamTls,
+    resolver: Arc<Resolver>,
+    connection_setup: ConnectionSetup,
+}
+
+impl Prepared {
+    fn of(settings: &Settings, own: OwnEndpoints, has_admin: bool) -> Result<Self, StartError> {
+        let admin_tokens = if has_admin {
+            admin_tokens::read_or_create(&settings.admin, &settings.state_dir)
+                .map_err(|unusable| StartError::AdminToken(unusable.error.to_string()))?
+        } else {
+            Vec::new()
+        };
+        let descriptors = descriptors(settings);
+        let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
+        if let Some(days) = authority.expires_within_days() {
+            tracing::warn!(days, "the certificate of the interception CA expires soon");
+        }
+        let system = settings.upstream.roots == Roots::System;
+        let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)?;
+        let resolver = Resolver::new(&settings.dns, &tls, own, &descriptors).map_err(StartError::Resolver)?;
+        let connection_setup = ConnectionSetup::new(&settings.proxy)?;
+        Ok(Self { descriptors, admin_tokens, authority, tls, resolver: Arc::new(resolver), connection_setup })
+    }
 }
 
 fn services(
-    Started { settings, descriptors, admin_tokens }: Started,
+    Prepared { descriptors, admin_tokens, authority, tls, resolver, connection_setup }: Prepared,
+    settings: Settings,
     policy: Policy,
     listeners: Vec<ListenAt>,
-    own: OwnEndpoints,
     written: mpsc::Sender<Written>,
 ) -> Result<(Services, String), StartError> {
-    let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
-    if let Some(days) = authority.expires_within_days() {
-        tracing::warn!(days, "the certificate of the interception CA expires soon");
-    }
-    let system = settings.upstream.roots == Roots::System;
-    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, has_chain) = vault::audit_key(&settings).map_err(unusable)?;
     let (audit, last) =
@@ -385,14 +411,12 @@ fn services(
     if !has_chain {
         vault::note_chain(&settings).map_err(unusable)?;
     }
-    let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own, &descriptors).map_err(StartError::Resolver)?);
     let policies = Arc::new(PolicyStore::new(policy));
     let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::new({
         let policies = policies.clone();
         move || policies.snapshot().leak().max_finds()
     }));
-    let connection_setup = ConnectionSetup::new(&settings.proxy)?;
     let caller_connections =
         Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
     let queues = Arc::<PerExecution<FairQueue>>::default();

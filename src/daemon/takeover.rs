@@ -1,8 +1,8 @@
 //! A new process takes the listening sockets over from a running daemon, so that an upgrade refuses no connection.
 //!
 //! The daemon listens on `takeover.sock` in its state directory. It passes its sockets to a process of its own user or of root
-//! (SCM_RIGHTS, unix(7)). The new process opens what else it listens on, and says that it is ready. Then the daemon stops
-//! accepting, finishes what it has begun, and ends. Both write the same log and ledger, so the new process accepts
+//! (SCM_RIGHTS, unix(7)). The new process opens what else it listens on, and says that it is ready. The daemon confirms that,
+//! stops accepting, finishes what it has begun, and ends. Both write the same log and ledger, so the new process accepts
 //! connections only then; until then, they wait in the queue of the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -36,9 +36,11 @@ const MAX_MESSAGE: usize = 64 * 1024;
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The byte of the new process that is ready.
 const READY: u8 = 1;
+/// The byte of the daemon that ends now. Without it, a closed connection says that the daemon goes on.
+const CONFIRMED: u8 = 2;
 /// Pause after an error of accept.
 const BACK_OFF: Duration = Duration::from_millis(100);
-/// The time of the daemon beyond its drain timeout for its last requests, its log and its end.
+/// The time of the daemon beyond its drain timeout for its last requests, its log and its end. Then the new process warns.
 const MARGIN: Duration = Duration::from_secs(15);
 
 /// The use of a socket.
@@ -85,7 +87,10 @@ impl TakeoverSocket {
         let ends_within = drain_timeout.saturating_add(MARGIN);
         match Listener::bind(&ListenAt::Unix(state_dir.join(SOCKET)), 0o600).await {
             Ok(listener) if sockets.len() <= MAX_SOCKETS => Some(Self { listener, sockets, ends_within }),
-            Ok(_) => None,
+            Ok(_) => {
+                tracing::warn!("this daemon cannot be taken over: it has more than {MAX_SOCKETS} listeners");
+                None
+            }
             Err(error) => {
                 tracing::warn!(%error, "this daemon cannot be taken over: {SOCKET} cannot be opened");
                 None
@@ -146,10 +151,12 @@ impl TakeoverSocket {
 }
 
 impl Successor {
-    /// Keeps the connection open until this process has ended, and with it all its locks. The kernel closes descriptors in the
-    /// order of their numbers.
-    pub fn hold_until_exit(self) {
+    /// Confirms that this process ends, and keeps the connection open until it has ended, and with it its locks. The kernel
+    /// closes descriptors in the order of their numbers.
+    pub fn confirm_and_hold(self) {
         const LAST: i32 = 1_000;
+        // One byte fits, because nothing else has been sent since the offer was read. A new process that has gone needs none.
+        let _ = self.0.try_write(&[CONFIRMED]);
         let held = rustix::io::fcntl_dupfd_cloexec(&self.0, LAST);
         std::mem::forget((held, self.0));
     }
@@ -176,9 +183,9 @@ pub enum TakeoverError {
     /// The daemon's message is another one.
     #[error("the running daemon cannot be taken over: its message has another version")]
     Version,
-    /// The daemon has not ended.
-    #[error("the daemon that is taken over has not ended within {} s", .0.as_secs())]
-    Late(Duration),
+    /// The daemon has closed the connection without ending.
+    #[error("the running daemon cannot be taken over: it is ending, or this process took too long to start")]
+    Unconfirmed,
 }
 
 impl Takeover {
@@ -211,25 +218,54 @@ impl Takeover {
     pub(super) fn socket(&mut self, role: Role, configured: &ListenAt) -> Option<io::Result<Listener>> {
         let address = configured.to_string();
         let at = self.sockets.iter().position(|(known, at, _)| *known == role && *at == address)?;
-        let (.., socket) = self.sockets.swap_remove(at);
+        let (.., socket) = self.sockets.remove(at);
         Some(Listener::taken_over(socket, configured))
     }
 
-    /// Tells the daemon to end, and waits until it has. The sockets that the configuration does not name any more are closed.
+    /// Tells the daemon to end, and waits until it has. There is no way back once it has confirmed, so the wait has no limit.
+    /// The sockets that the configuration does not name any more are closed, and their files are removed.
+    ///
+    /// # Errors
+    /// [`TakeoverError`]. The daemon goes on, or was ending anyway.
     pub(super) fn complete(self) -> Result<(), TakeoverError> {
         let Self { stream, sockets, ends_within } = self;
-        drop(sockets);
-        let wait = || {
-            stream.set_read_timeout(Some(ends_within))?;
-            (&stream).write_all(&[READY])?;
-            (&stream).read(&mut [0]).map(drop)
-        };
-        match tokio::task::block_in_place(wait) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(TakeoverError::Late(ends_within)),
-            // A daemon that was killed has ended, too.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-            Err(error) => Err(TakeoverError::Unreachable(PathBuf::from(SOCKET), error)),
+        let unreachable = |error| TakeoverError::Unreachable(PathBuf::from(SOCKET), error);
+        tokio::task::block_in_place(|| {
+            stream.set_read_timeout(Some(READY_TIMEOUT)).map_err(unreachable)?;
+            (&stream).write_all(&[READY]).map_err(unreachable)?;
+            if read_byte(&stream).map_err(unreachable)? != Some(CONFIRMED) {
+                return Err(TakeoverError::Unconfirmed);
+            }
+            stream.set_read_timeout(Some(ends_within)).map_err(unreachable)?;
+            while let Err(error) = read_byte(&stream) {
+                // A daemon that was killed has ended, too.
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    break;
+                }
+                tracing::warn!("the daemon that is taken over has not ended yet; connections wait");
+            }
+            Ok(())
+        })?;
+        for (_, configured, socket) in sockets {
+            let unused = configured.strip_prefix("unix:").map(|path| ListenAt::Unix(PathBuf::from(path)));
+            if let Some(Ok(listener)) = unused.map(|at| Listener::taken_over(socket, &at)) {
+                let _ = listener.own_file(0o600);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads a byte, or `None` at the end of the connection.
+fn read_byte(mut stream: &net::UnixStream) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    loop {
+        match stream.read(&mut byte) {
+            Ok(0) => return Ok(None),
+            Ok(_) => return Ok(Some(byte[0])),
+            // A process that has been stopped and continued, for example.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }

@@ -196,8 +196,8 @@ impl InnerServer {
         tokio::pin!(refused);
         loop {
             tokio::select! {
-                () = services.drain.cancelled() => return wait_for_gap(answers).await,
-                () = services.last_requests.cancelled() => return wait_for_gap(answers).await,
+                () = services.drain.cancelled() => return self.wait_for_gap(answers).await,
+                () = services.last_requests.cancelled() => return self.wait_for_gap(answers).await,
                 () = &mut refused => return,
                 () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
             }
@@ -211,6 +211,21 @@ impl InnerServer {
                 return;
             }
         }
+    }
+
+    /// Returns when a request has been answered and none is open, or after a while. Java and some versions of curl drop a
+    /// response that follows GOAWAY, and a connection without a request is new: its client may not know how to repeat one.
+    async fn wait_for_gap(&self, answers: &OpenAnswers) {
+        let gap = async {
+            let mut quiet = 0_u8;
+            // The last frame of a response is written shortly after its end.
+            while quiet < 2 {
+                tokio::time::sleep(GAP_POLL_INTERVAL).await;
+                quiet = if answers.begun() > 0 && !answers.any() { quiet.saturating_add(1) } else { 0 };
+            }
+        };
+        let drain_timeout = self.client.services.settings.proxy.drain_timeout;
+        let _ = timeout(GAP_TIMEOUT.min(drain_timeout / 2), gap).await;
     }
 
     /// Returns some time after a request has been refused because of its destination and the refusal has been sent. Java
@@ -425,18 +440,4 @@ fn h2(client: &Client, has_room: bool) -> http2::Builder<FairExecutor> {
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
-}
-
-/// Returns when a request has been answered and none is open, or after a second. Java and some versions of curl drop a response
-/// that follows GOAWAY, and a connection without a request is new: its client may not know how to repeat one.
-async fn wait_for_gap(answers: &OpenAnswers) {
-    let gap = async {
-        let mut quiet = 0_u8;
-        // The last frame of a response is written shortly after its end.
-        while quiet < 2 {
-            tokio::time::sleep(GAP_POLL_INTERVAL).await;
-            quiet = if answers.begun() > 0 && !answers.any() { quiet.saturating_add(1) } else { 0 };
-        }
-    };
-    let _ = timeout(GAP_TIMEOUT, gap).await;
 }

@@ -182,7 +182,8 @@ impl Listener {
         Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), tasks: ListenerTasks::default(), file: None })
     }
 
-    /// Wraps a socket of the process that this one takes over from, which listened at the same configured address.
+    /// Wraps a socket of the process that this one takes over from, which listens at the same configured address. The file of a
+    /// Unix socket stays with that process until [`Self::own_file`].
     ///
     /// # Errors
     /// If it is no listening socket of that kind.
@@ -200,9 +201,23 @@ impl Listener {
                 let socket = std::os::unix::net::UnixListener::from(socket);
                 socket.set_nonblocking(true)?;
                 let file = SocketFile::of(path)?;
+                file.is_kept.store(true, Ordering::Relaxed);
                 Ok(Self { file: Some(file), ..Self::unix(UnixListener::from_std(socket)?)? })
             }
         }
+    }
+
+    /// Makes the file of a Unix socket this process's own: it gets the permissions `mode`, and is removed with the listener.
+    ///
+    /// # Errors
+    /// If the permissions cannot be set.
+    pub fn own_file(&self, mode: u32) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        file.is_kept.store(false, Ordering::Relaxed);
+        if identity(&file.path)? == file.identity {
+            fs::set_permissions(&file.path, fs::Permissions::from_mode(mode))?;
+        }
+        Ok(())
     }
 
     /// Returns a second handle of the socket.

@@ -298,7 +298,7 @@ impl Writer {
 fn locked(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     let in_use = || io::Error::new(io::ErrorKind::ResourceBusy, "another process uses this ledger");
-    match file.try_lock() {
+    match files::lock(&file) {
         Ok(()) => {}
         Err(fs::TryLockError::Error(error)) => return Err(error),
         Err(fs::TryLockError::WouldBlock) => return Err(in_use()),

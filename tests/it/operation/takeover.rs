@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use http::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::lab::client::auth;
+use crate::lab::client::{auth, client_config, empty, read_head, read_to_end};
 use crate::lab::h2::{DATA, END_STREAM, GOAWAY, Wire, frame, read_frame};
-use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
+use crate::lab::{self, Lab, LabBuilder, Origin, Reply, TIMEOUT};
 use crate::operation::cli::{Served, exeat, output, text};
 
 async fn place(more: &str) -> (LabBuilder, Origin) {
@@ -42,6 +46,56 @@ async fn hello(stream: &mut TcpStream) -> Result<bool, String> {
     if head.starts_with("http/1.1 200") { Ok(!head.contains("connection: close")) } else { Err(head) }
 }
 
+/// Sends a request and reads to the end of the connection.
+async fn exchange(to: &str, ask: &str) -> String {
+    #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+    let mut stream = TcpStream::connect(to).await.expect("something listens");
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    read_to_end(&mut stream).await
+}
+
+/// Opens a tunnel and makes three requests in it, as far as the proxy keeps it open.
+async fn in_tunnel(proxy: &str, host: &str, roots: &[u8], protocol: &str) {
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let mut stream = TcpStream::connect(proxy).await.expect("something listens");
+    let connect = format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
+    stream.write_all(connect.as_bytes()).await.unwrap();
+    let head = read_head(&mut stream).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let mut trusted = rustls::RootCertStore::empty();
+    trusted.add_parsable_certificates(CertificateDer::pem_slice_iter(roots).map(Result::unwrap));
+    let config = client_config(trusted, &[protocol]);
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let tls = connector.connect("api.test".try_into().unwrap(), stream).await.unwrap();
+    let request = |url: &str| Request::get(url).header("host", host).body(empty()).unwrap();
+    let io = TokioIo::new(tls);
+    if protocol == "h2" {
+        let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        let connection = tokio::spawn(connection);
+        for _ in 0..3 {
+            let response = match sender.send_request(request(&format!("https://{host}/"))).await {
+                Ok(response) => response,
+                // The proxy has said GOAWAY, and the request has not been sent.
+                Err(error) if error.is_canceled() || error.is_closed() => break,
+                Err(error) => panic!("{error:?}"),
+            };
+            let reply = Reply::read(response).await;
+            assert_eq!((reply.status.as_u16(), reply.text()), (200, "hello\n"));
+        }
+        connection.abort();
+    } else {
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+        tokio::spawn(connection);
+        for _ in 0..3 {
+            let reply = Reply::read(sender.send_request(request("/")).await.unwrap()).await;
+            assert_eq!((reply.status.as_u16(), reply.text()), (200, "hello\n"));
+            if reply.header("connection") == Some("close") {
+                break;
+            }
+        }
+    }
+}
+
 /// Four processes in a row, under load: connections of one request, and those that are kept as long as the proxy keeps them.
 /// No connection is refused, and each request has its response.
 #[tokio::test(flavor = "multi_thread")]
@@ -54,6 +108,26 @@ async fn a_new_process_takes_over_without_a_failed_request() {
     let host = format!("api.test:{}", origin.port());
     let ask = format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
     let (is_over, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    // Operators ask, and clients use HTTP/1.1 and HTTP/2 inside tunnels.
+    let token = fs::read_to_string(dir.join("state/exeat/admin.token")).unwrap();
+    let roots = fs::read(dir.join("state/exeat/ca.pem")).unwrap();
+    let others = (0..4).map(|number| {
+        let (is_over, admin, token, proxy) = (is_over.clone(), admin.clone(), token.clone(), proxy.clone());
+        let (host, roots) = (host.clone(), roots.clone());
+        tokio::spawn(async move {
+            while !is_over.load(Ordering::Relaxed) {
+                if number == 0 {
+                    let ask =
+                        format!("GET /v1/tasks HTTP/1.1\r\nHost: {admin}\r\nAuthorization: Bearer {token}\r\n\r\n");
+                    let answer = exchange(&admin, &ask).await;
+                    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("}\n"), "{answer}");
+                } else {
+                    in_tunnel(&proxy, &host, &roots, if number == 1 { "http/1.1" } else { "h2" }).await;
+                }
+            }
+        })
+    });
+    let others: Vec<_> = others.collect();
     let workers: Vec<_> = (0..12)
         .map(|number| {
             let (proxy, ask) = (proxy.clone(), ask.clone());
@@ -92,10 +166,10 @@ async fn a_new_process_takes_over_without_a_failed_request() {
     }
     wait_for(100).await;
     is_over.store(true, Ordering::Relaxed);
-    for worker in workers {
+    for worker in workers.into_iter().chain(others) {
         worker.await.unwrap();
     }
-    assert_eq!(served.load(Ordering::Relaxed), origin.seen().len());
+    assert!(served.load(Ordering::Relaxed) < origin.seen().len(), "requests inside tunnels");
     // The log of all four is one chain.
     old.signal(rustix::process::Signal::TERM);
     assert!(old.ended());
@@ -128,17 +202,17 @@ async fn unix_sockets_are_taken_over_with_their_files() {
 /// A start that fails does not end the running daemon, and other users cannot reach its socket.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_process_that_cannot_start_leaves_the_old_one_alone() {
-    let (builder, origin) = place("").await;
+    let (builder, origin) = place("[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:s.sock\"]\n").await;
     let dir = builder.dir.path();
     let old = serve(dir, &[]);
     let mode = fs::metadata(dir.join("state/exeat/takeover.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let config = fs::read_to_string(dir.join("e.toml")).unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let also = format!("listen = [\"127.0.0.1:0\", \"{}\"]", taken.local_addr().unwrap());
+    let also = format!("listen = [\"127.0.0.1:0\", \"unix:s.sock\", \"{}\"]", taken.local_addr().unwrap());
     let rows = [
         (config.replace("[admin]", "[admin]\nnonsense = 1"), "nonsense"),
-        (config.replace("listen = [\"127.0.0.1:0\"]", &also), "cannot listen on"),
+        (config.replace("listen = [\"127.0.0.1:0\", \"unix:s.sock\"]", &also), "cannot listen on"),
         (config.replace("extra_roots = [\"origin-ca.pem\"]", "extra_roots = [\"e.toml\"]"), "extra_roots"),
     ];
     for (broken, want) in rows {
@@ -147,6 +221,8 @@ async fn a_new_process_that_cannot_start_leaves_the_old_one_alone() {
         let said = text(&failed.stderr);
         assert!(!failed.status.success() && said.contains(want), "{want}: {said}");
         assert_eq!(old.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+        // The socket files that it had taken already stay those of the old process.
+        tokio::net::UnixStream::connect(dir.join("s.sock")).await.unwrap();
     }
     // Its policy was not replaced either.
     fs::write(dir.join("e.toml"), config).unwrap();
@@ -199,4 +275,61 @@ async fn a_response_in_progress_ends_before_goaway() {
     assert_eq!((text(&echoed), ended_before_goaway), ("onetwo".to_owned(), Some(true)));
     assert!(stopped.await.unwrap());
     drop((dir, dns));
+}
+
+/// Of two processes that take over at once, one gets the sockets. The other fails, or takes over from the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_takeovers_at_once_leave_one_daemon() {
+    let (builder, origin) = place("").await;
+    let dir = builder.dir.path();
+    let mut old = serve(dir, &[]);
+    let (proxy, path) = (old.proxy(), dir.to_owned());
+    let starts: Vec<_> = (0..2)
+        .map(|_| {
+            let path = path.clone();
+            std::thread::spawn(move || serve(&path, &["--takeover"]))
+        })
+        .collect();
+    let started: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+    assert!(old.ended(), "{}", old.stderr());
+    let ready: Vec<_> = started.iter().filter(|served| !served.ready.is_empty()).collect();
+    let said: Vec<_> = started.iter().map(Served::stderr).collect();
+    let last = ready.last().unwrap_or_else(|| panic!("{said:#?}"));
+    assert_eq!(last.proxy(), proxy, "{said:#?}");
+    assert_eq!(last.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+}
+
+/// A script that stops the old process itself does not cut off its requests, and a killed one does not keep the new one waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_old_process_may_be_stopped_or_killed_meanwhile() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
+        let (builder, origin) = place("").await;
+        let dir = builder.dir.path();
+        let mut old = serve(dir, &[]);
+        let host = format!("api.test:{}", origin.port());
+        // An exchange that lasts keeps the old process from ending.
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let mut upload = TcpStream::connect(old.proxy()).await.unwrap();
+        let head = format!(
+            "POST https://{host}/sink HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\nContent-Length: 6\r\n\r\none",
+            auth()
+        );
+        upload.write_all(head.as_bytes()).await.unwrap();
+        let path = dir.to_owned();
+        let start = std::thread::spawn(move || serve(&path, &["--takeover"]));
+        let began = Instant::now();
+        while !old.stderr().contains("\"is_taken_over\":true") {
+            assert!(began.elapsed() < TIMEOUT, "{}", old.stderr());
+            tokio::task::yield_now().await;
+        }
+        old.signal(signal);
+        if signal == rustix::process::Signal::TERM {
+            upload.write_all(b"two").await.unwrap();
+            let answer = read_to_end(&mut upload).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            assert!(old.ended(), "{}", old.stderr());
+        }
+        let new = start.join().unwrap();
+        assert_eq!(new.get(&format!("https://{host}/")).await.status, 200, "{}", new.stderr());
+    }
 }
