@@ -3,6 +3,7 @@
 # demo from it. The .deb is installed over a copy of this system's files that is thrown away, which takes root.
 set -euo pipefail
 packages=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { printf 'packages: %s\n' "$*" >&2; exit 1; }
@@ -27,6 +28,13 @@ if [ -e "$work/tarball/exeat.cdx.json" ]; then
     grep -q '"name": "rustls"' "$work/tarball/exeat.cdx.json" || fail "the list of components has no rustls"
 fi
 echo "tarball: installed, demo run"
+
+# The action lets its script reach the hosts that it names. Nothing is asked for here but what the proxy itself refuses.
+script='[ "$(curl --silent --proxy "$HTTP_PROXY" --output /dev/null --write-out "%{http_code}" http://not-named.test/)" = 403 ] && echo "refused" && exit 5'
+status=0
+(cd "$work" && EXEAT_ALLOW='named.test *.named.test' EXEAT_SCRIPT="$script" bash "$here/action.sh" "$packages") >"$work/said" 2>&1 || status=$?
+[ "$status" = 5 ] && grep -q '^refused$' "$work/said" || fail "the action ends with $status: $(cat "$work/said")"
+echo "action: its script has run behind the proxy"
 
 if [ "$(id -u)" = 0 ]; then
     mkdir "$work/over"
@@ -87,7 +95,12 @@ if [ -n "$(find "$packages" -name 'exeat-linux-*.tgz')" ]; then
         ./node_modules/.bin/exeat run -- sh -c 'trap "exit 9" TERM; echo ready; while :; do sleep 0.1; done' >said 2>/dev/null &
         started=$!
         for _ in $(seq 100); do grep -q ready said && break; sleep 0.1; done
-        kill -TERM "$started"
+        # Node itself: a node from a Python package is started by a script that passes no signal on.
+        for process in /proc/[0-9]*; do
+            if { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -Eq "^([^ ]*/)?node $PWD/node_modules/.bin/exeat run|^([^ ]*/)?node [.]/node_modules/.bin/exeat run"; then
+                kill -TERM "${process#/proc/}"
+            fi
+        done
         status=0
         wait "$started" || status=$?
         [ "$status" = 9 ] || fail "npm: the exit status after a signal is $status"

@@ -8,7 +8,7 @@ use exeat::policy::compile::{self, Config};
 use exeat::policy::source::CompileContext;
 
 use crate::lab;
-use crate::operation::cli::exeat;
+use crate::operation::cli::{exeat, output, text};
 
 fn shipped(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
@@ -117,16 +117,68 @@ fn the_shipped_configurations_are_valid_and_listen_as_documented() {
     }
 }
 
-/// The example passes its sandbox the same variables that `exeat env` prints.
+/// The workflows run where this test does not. They parse, and what they run exists.
 #[test]
-fn the_compose_sandbox_has_the_variables_of_exeat_env() {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:T\"\n").unwrap();
-    let mut command = exeat(dir.path(), &["env", "-c", "e.toml", "--task", "t", "--shell", "json"]);
-    let output = command.env("T", lab::TOKEN).output().unwrap();
-    let variables: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let compose = shipped("examples/compose/compose.yaml");
-    for name in variables.as_object().unwrap().keys() {
-        assert!(compose.contains(&format!("\n      {name}: ")), "{name} is missing");
+fn the_workflows_and_the_action_run_what_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (file, least) in [(".github/workflows/ci.yml", 1), (".github/workflows/release.yml", 3), ("action.yml", 1)] {
+        let text = shipped(file);
+        let parsed: serde_json::Value = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(parsed["name"].is_string(), "{file}");
+        let named: Vec<_> = text
+            .split([' ', '"', '\n', '/'])
+            .zip(text.split([' ', '"', '\n', '/']).skip(1))
+            .filter(|(folder, _)| [".ci", "packaging"].contains(folder))
+            .map(|(folder, name)| root.join(folder).join(name))
+            .collect();
+        assert!(named.len() >= least, "{file}: {named:?}");
+        for path in named {
+            assert!(path.is_file(), "{file}: {}", path.display());
+        }
     }
+}
+
+/// The sandboxes of the examples have the variables that `exeat env` prints for them.
+#[tokio::test]
+async fn the_examples_use_the_output_of_env() {
+    const TOKEN: &str = "a-token-of-more-than-24-bytes";
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let env = async |example: &str, more: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = root.join("examples").join(example);
+        let fixed =
+            ["env", "-c", config.to_str().unwrap(), "--task", "research", "--ca-dir", "/ca", "--no-credentials"];
+        let mut command = exeat(dir.path(), &[&fixed, more].concat());
+        command.envs([
+            ("RESEARCH_TOKEN", TOKEN),
+            ("GITHUB_TOKEN", "ghp_1234567890"),
+            ("EXEAT_MASTER_KEY", &"0".repeat(64)),
+        ]);
+        let output = output(command).await;
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    // Compose reads a file that the comment at its top makes with this command.
+    let compose = shipped("examples/compose/compose.yaml");
+    let command =
+        "exeat env --task research --format env-file --host exeat --ca-dir /ca --no-credentials > sandbox.env";
+    assert!(compose.contains(command) && compose.contains("env_file: [{path: sandbox.env"), "{compose}");
+    assert!(!compose.contains("HTTPS_PROXY"), "{compose}");
+    let file = env("compose/exeat/exeat.toml", &["--format", "env-file", "--host", "exeat"]).await;
+    for line in [&*format!("HTTPS_PROXY=http://research:{TOKEN}@exeat:3128"), "SSL_CERT_FILE=/ca/ca-bundle.pem"] {
+        assert!(file.lines().any(|printed| printed == line), "{line}: {file}");
+    }
+    // Kubernetes has the list itself. Only the token, which is a secret's, and the host differ.
+    let printed = env("kubernetes/exeat.toml", &["--format", "k8s", "--host", "proxy.test"]).await;
+    let printed = printed.replace("@proxy.test:", "@$(EXEAT_SERVICE_HOST):");
+    let mut printed: serde_json::Value = serde_saphyr::from_str(&printed).unwrap();
+    let token = printed["env"][0].as_object_mut().unwrap();
+    assert_eq!((token["name"].as_str(), token["value"].as_str()), (Some("EXEAT_TOKEN"), Some(TOKEN)));
+    token.remove("value");
+    token.insert(
+        "valueFrom".into(),
+        serde_json::json!({ "secretKeyRef": { "name": "exeat", "key": "RESEARCH_TOKEN" } }),
+    );
+    let pod: serde_json::Value = serde_saphyr::from_str(&shipped("examples/kubernetes/sandbox.yaml")).unwrap();
+    assert_eq!(pod["spec"]["containers"][0]["env"], printed["env"]);
 }
