@@ -143,7 +143,7 @@ fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedT
     Ok(file)
 }
 
-/// Locks a file exclusively. A process that is ending may still hold the lock, for at most [`LOCK_WAIT`].
+/// Locks a file exclusively. A process that is ending may still hold the lock, so this waits half a second for it.
 ///
 /// # Errors
 /// [`TryLockError::WouldBlock`] if another process keeps the lock.
