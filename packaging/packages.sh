@@ -84,7 +84,7 @@ fi
 if command -v npm >/dev/null; then
     cp -r "$here/npm" "$work/npm"
     cp "$binaries/exeat" "$binaries/exeat-tools" "$work/npm/platform/"
-    sed -i "s/\"0\.0\.0\"/\"$version\"/; s/NODE_ARCH/$node_arch/" "$work"/npm/*/package.json
+    sed -i "s/\"0\.0\.0\"/\"$version\"/g; s/NODE_ARCH/$node_arch/g" "$work"/npm/*/package.json
     for package in exeat platform; do
         (cd "$work/npm/$package" && npm pack --silent --pack-destination "$out" >/dev/null)
     done

@@ -83,6 +83,12 @@ impl<T> AcceptQueue<T> {
         }
     }
 
+    /// Returns true if no connection waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.lock();
+        state.waiting.is_empty() && state.closed.is_empty()
+    }
+
     /// Returns the next action. It is cancel-safe.
     pub(crate) async fn next(&self) -> QueueStep<T> {
         loop {

@@ -124,6 +124,9 @@ async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
     let mut taken_over = Box::pin(daemon.taken_over());
     let successor = loop {
         tokio::select! {
+            biased;
+            // A new process that has been told that this one ends must find its end, whatever else arrives.
+            successor = &mut taken_over => break Some(successor),
             // A signal that arrives meanwhile is handled after the reload.
             _ = hangup.recv(), if reload.is_none() => {
                 systemd::reloading();
@@ -145,7 +148,6 @@ async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
             }
             _ = terminate.recv() => break None,
             _ = interrupt.recv() => break None,
-            successor = &mut taken_over => break Some(successor),
         }
     };
     drop((reload, taken_over));
@@ -167,7 +169,7 @@ async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
     };
     // Also after a second signal, the new process waits for the end of this one.
     if let Some(successor) = successor {
-        successor.confirm_and_hold();
+        successor.hold_until_exit();
     }
     let stopped = async { if is_taken_over { daemon.hand_over().await } else { daemon.shutdown().await } };
     tokio::select! {

@@ -173,7 +173,7 @@ impl Daemon {
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
         let queue = Arc::new(AcceptQueue::new(connections.clone()));
         for listener in listeners {
-            tokio::spawn(accept::run(listener, services.clone(), queue.clone()));
+            services.tracker.spawn(accept::run(listener, services.clone(), queue.clone()));
         }
         if let Some(listener) = admin_listener {
             let status = StatusReport::new(listener.at().clone(), connections);
@@ -260,9 +260,7 @@ impl Daemon {
         self.services.last_requests.cancel();
         self.services.tracker.close();
         let last_requests = tokio::time::timeout(LAST_REQUESTS, self.services.tracker.wait());
-        // A connection that has just been accepted is not yet served.
-        let both = async { tokio::join!(tokio::time::sleep(ACCEPTED), last_requests) };
-        let _ = self.services.abort.run_until_cancelled(both).await;
+        let _ = self.services.abort.run_until_cancelled(last_requests).await;
         self.shutdown().await
     }
 
@@ -306,8 +304,6 @@ impl Daemon {
 
 /// Maximum time for the last request on each connection when a new process takes over.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
-/// The time in which connections that have been accepted are served, when a new process takes over.
-const ACCEPTED: Duration = Duration::from_millis(50);
 /// Maximum time for aborted exchanges to write their audit lines.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 

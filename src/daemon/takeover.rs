@@ -17,7 +17,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, Interest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
@@ -98,7 +98,8 @@ impl TakeoverSocket {
         }
     }
 
-    /// Waits until a new process has the sockets and is ready. It is cancel-safe: the new process fails then.
+    /// Waits until a new process has the sockets and has been told that this one ends. If the future is dropped before, the new
+    /// process fails.
     pub(super) async fn wait(&self) -> Successor {
         loop {
             let stream = match self.listener.accept().await {
@@ -141,7 +142,12 @@ impl TakeoverSocket {
         }
         let mut ready = [0];
         stream.read_exact(&mut ready).await?;
-        if ready == [READY] { Ok(stream) } else { Err(io::ErrorKind::InvalidData.into()) }
+        if ready != [READY] {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // A new process that has gone meanwhile gets nothing, and this one goes on.
+        stream.write_all(&[CONFIRMED]).await?;
+        Ok(stream)
     }
 
     /// Leaves the files of Unix sockets to the new process.
@@ -151,12 +157,10 @@ impl TakeoverSocket {
 }
 
 impl Successor {
-    /// Confirms that this process ends, and keeps the connection open until it has ended, and with it its locks. The kernel
-    /// closes descriptors in the order of their numbers.
-    pub fn confirm_and_hold(self) {
+    /// Keeps the connection open until this process has ended, and with it its locks. The kernel closes descriptors in the order
+    /// of their numbers.
+    pub fn hold_until_exit(self) {
         const LAST: i32 = 1_000;
-        // One byte fits, because nothing else has been sent since the offer was read. A new process that has gone needs none.
-        let _ = self.0.try_write(&[CONFIRMED]);
         let held = rustix::io::fcntl_dupfd_cloexec(&self.0, LAST);
         std::mem::forget((held, self.0));
     }
@@ -223,7 +227,8 @@ impl Takeover {
     }
 
     /// Tells the daemon to end, and waits until it has. There is no way back once it has confirmed, so the wait has no limit.
-    /// The sockets that the configuration does not name any more are closed, and their files are removed.
+    /// The sockets that the configuration does not name any more are closed, and their files are removed, where this process may
+    /// write.
     ///
     /// # Errors
     /// [`TakeoverError`]. The daemon goes on, or was ending anyway.
@@ -236,6 +241,7 @@ impl Takeover {
             if read_byte(&stream).map_err(unreachable)? != Some(CONFIRMED) {
                 return Err(TakeoverError::Unconfirmed);
             }
+            tracing::info!("the running daemon ends now; this process serves after it and must not be stopped before");
             stream.set_read_timeout(Some(ends_within)).map_err(unreachable)?;
             while let Err(error) = read_byte(&stream) {
                 // A daemon that was killed has ended, too.

@@ -35,7 +35,7 @@ const BACK_OFF: Duration = Duration::from_millis(50);
 pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<AcceptQueue<Accepted>>) {
     let response_permits = Arc::new(Semaphore::new(MAX_OVERLOAD_RESPONSES));
     let mut listener = Some(listener);
-    loop {
+    while listener.is_some() || !queue.is_empty() {
         let accepted = tokio::select! {
             biased;
             () = services.drain.cancelled() => return,

@@ -214,7 +214,8 @@ impl Listener {
     pub fn own_file(&self, mode: u32) -> io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         file.is_kept.store(false, Ordering::Relaxed);
-        if identity(&file.path)? == file.identity {
+        // Somebody may have removed or replaced it meanwhile.
+        if identity(&file.path).is_ok_and(|found| found == file.identity) {
             fs::set_permissions(&file.path, fs::Permissions::from_mode(mode))?;
         }
         Ok(())

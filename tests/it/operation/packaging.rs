@@ -161,7 +161,7 @@ async fn the_examples_use_the_output_of_env() {
     // Compose reads a file that the comment at its top makes with this command.
     let compose = shipped("examples/compose/compose.yaml");
     let command =
-        "exeat env --task research --format env-file --host exeat --ca-dir /ca --no-credentials > sandbox.env";
+        "exeat env --task research --format env-file --host exeat --ca-dir /ca --no-credentials > sandbox.env)";
     assert!(compose.contains(command) && compose.contains("env_file: [{path: sandbox.env"), "{compose}");
     assert!(!compose.contains("HTTPS_PROXY"), "{compose}");
     let file = env("compose/exeat/exeat.toml", &["--format", "env-file", "--host", "exeat"]).await;

@@ -224,6 +224,13 @@ async fn a_new_process_that_cannot_start_leaves_the_old_one_alone() {
         // The socket files that it had taken already stay those of the old process.
         tokio::net::UnixStream::connect(dir.join("s.sock")).await.unwrap();
     }
+    // Neither does a process that says something else, or nothing.
+    for said in [&[][..], &[9]] {
+        let mut other = tokio::net::UnixStream::connect(dir.join("state/exeat/takeover.sock")).await.unwrap();
+        other.write_all(said).await.unwrap();
+        drop(other);
+        assert_eq!(old.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    }
     // Its policy was not replaced either.
     fs::write(dir.join("e.toml"), config).unwrap();
     let mut old = old;
@@ -290,13 +297,21 @@ async fn two_takeovers_at_once_leave_one_daemon() {
             std::thread::spawn(move || serve(&path, &["--takeover"]))
         })
         .collect();
-    let started: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+    let mut started: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
     assert!(old.ended(), "{}", old.stderr());
-    let ready: Vec<_> = started.iter().filter(|served| !served.ready.is_empty()).collect();
-    let said: Vec<_> = started.iter().map(Served::stderr).collect();
-    let last = ready.last().unwrap_or_else(|| panic!("{said:#?}"));
-    assert_eq!(last.proxy(), proxy, "{said:#?}");
-    assert_eq!(last.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    let began = Instant::now();
+    let left = loop {
+        let mut alive: Vec<_> =
+            started.iter_mut().filter_map(|it| it.child.try_wait().unwrap().is_none().then_some(it)).collect();
+        assert!(!alive.is_empty(), "no daemon is left");
+        if alive.len() == 1 {
+            break alive.remove(0);
+        }
+        assert!(began.elapsed() < TIMEOUT, "two daemons run");
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(left.proxy(), proxy, "{}", left.stderr());
+    assert_eq!(left.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
 }
 
 /// A script that stops the old process itself does not cut off its requests, and a killed one does not keep the new one waiting.
