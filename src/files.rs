@@ -244,6 +244,33 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    /// A process that ends releases its lock shortly after it has said so.
+    #[test]
+    fn a_lock_that_is_about_to_be_released_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("locked");
+        let open = || File::options().create(true).append(true).open(&path).unwrap();
+        for _ in 0..20 {
+            let held = open();
+            lock(&held).unwrap();
+            let (tells, told) = std::sync::mpsc::channel();
+            let waiting = std::thread::spawn({
+                let other = open();
+                move || {
+                    tells.send(()).unwrap();
+                    lock(&other).is_ok()
+                }
+            });
+            told.recv().unwrap();
+            std::thread::yield_now();
+            drop(held);
+            assert!(waiting.join().unwrap());
+        }
+        let held = open();
+        lock(&held).unwrap();
+        assert!(matches!(lock(&open()), Err(TryLockError::WouldBlock)), "another process keeps it");
+    }
+
     #[test]
     fn every_byte_has_its_hex_digits() {
         let bytes: Vec<u8> = (0..=255).collect();

@@ -4,6 +4,7 @@ mod admin_tokens;
 mod billing;
 mod find_journal;
 mod ledger;
+mod listeners;
 pub mod precheck;
 mod preparation;
 pub mod reload;
@@ -21,8 +22,10 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::listeners::Listeners;
+pub use self::listeners::StartSockets;
 use self::reload::{ConfigFile, Reloaded};
-use self::takeover::{Role, Successor, Takeover, TakeoverSocket};
+use self::takeover::{Successor, TakeoverSocket};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
@@ -32,14 +35,14 @@ use crate::audit::retention::Retention;
 use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::fair_queue::FairQueue;
 use crate::flow::caller_connections::CallerConnections;
-use crate::flow::listener::{ConnectionSetup, Inherited, Listener, SharedSocket};
+use crate::flow::listener::ConnectionSetup;
 use crate::flow::refused_tunnel::UnreadRefusals;
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
 use crate::model::name::CredentialName;
 use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
-use crate::policy::settings::{self, Durability, ListenAt, ListenerTasks, Roots, Settings};
+use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
@@ -117,42 +120,13 @@ impl Daemon {
         policy: Policy,
         file: Option<ConfigFile>,
     ) -> Result<Self, StartError> {
-        let StartSockets { inherited, takeover, is_offered } = sockets;
-        let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
-        let mut opener = ListenerOpener { takeover, shared: is_offered.then(Vec::new) };
-        let mut listeners = inherited.proxy;
-        if listeners.is_empty() {
-            for configured in &settings.proxy.listeners {
-                let mut listener = opener.open(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
-                listener.set_tasks(configured.tasks.clone());
-                listeners.push(listener);
-            }
-        } else {
-            identify_inherited(&mut listeners, &settings.proxy).await?;
-        }
-        let admin_listener = match (inherited.admin, &settings.admin.listen) {
-            (Some(listener), _) => Some(listener),
-            (None, Some(at)) => Some(opener.open(Role::Admin, at, admin_mode(&settings)).await?),
-            (None, None) => None,
-        };
-        let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
-        let admin = admin_listener.as_ref().map(|listener| listener.at().clone());
+        let mut listeners = Listeners::open(sockets, &settings).await?;
+        let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
         let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
-        // What follows needs the log and the ledger, which the old process has until its end.
-        let is_taken_over = opener.takeover.is_some();
-        if let Some(takeover) = opener.takeover {
-            takeover.complete()?;
-            for (listener, mode) in listeners
-                .iter()
-                .map(|listener| (listener, settings.proxy.unix_mode))
-                .chain(admin_listener.iter().map(|listener| (listener, admin_mode(&settings))))
-            {
-                let at = listener.at().clone();
-                listener.own_file(mode).map_err(|source| StartError::Listen { address: at, source })?;
-            }
-        }
+        // The rest needs the log and the ledger, which the old process has until its end.
+        let is_taken_over = listeners.take_over(&settings)?;
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
         let (services, last) = services(prepared, settings, policy, proxy.clone(), written)?;
         let services = Arc::new(services);
@@ -172,10 +146,10 @@ impl Daemon {
         let lifetime = services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
         let queue = Arc::new(AcceptQueue::new(connections.clone()));
-        for listener in listeners {
+        for listener in listeners.proxy {
             services.tracker.spawn(accept::run(listener, services.clone(), queue.clone()));
         }
-        if let Some(listener) = admin_listener {
+        if let Some(listener) = listeners.admin {
             let status = StatusReport::new(listener.at().clone(), connections);
             let admin = Admin { services: services.clone(), file: file.clone(), status };
             tokio::spawn(admin.run(listener));
@@ -186,7 +160,7 @@ impl Daemon {
             tokio::spawn(reload::watch(services.clone(), file.clone()));
         }
         let (state_dir, drain_timeout) = (&services.settings.state_dir, services.settings.proxy.drain_timeout);
-        let takeover = match opener.shared {
+        let takeover = match listeners.shared {
             Some(shared) => TakeoverSocket::open(state_dir, shared, drain_timeout).await,
             None => None,
         };
@@ -307,49 +281,6 @@ const LAST_REQUESTS: Duration = Duration::from_secs(2);
 /// Maximum time for aborted exchanges to write their audit lines.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the mode of the admin socket. Other users than the daemon's own can connect only if `admin.uids` is set. The
-/// kernel reports the user id of a client, and users that are not listed need the token.
-fn admin_mode(settings: &Settings) -> u32 {
-    if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
-}
-
-/// The sockets of a start, beside the configured addresses.
-#[derive(Default)]
-pub struct StartSockets {
-    /// The sockets that the service manager has passed.
-    pub inherited: Inherited,
-    /// The sockets of the daemon that is taken over.
-    pub takeover: Option<Takeover>,
-    /// Whether a new process may take over from this one. It may not take the service manager's sockets.
-    pub is_offered: bool,
-}
-
-/// Opens listeners.
-struct ListenerOpener {
-    takeover: Option<Takeover>,
-    /// A second handle of each, if they are offered to a new process.
-    shared: Option<Vec<(Role, SharedSocket)>>,
-}
-
-impl ListenerOpener {
-    /// Opens a listener: the socket of the daemon that is taken over, if it has one for this address.
-    async fn open(&mut self, role: Role, at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
-        let failed = |source| StartError::Listen { address: at.clone(), source };
-        let listener = match self.takeover.as_mut().and_then(|takeover| takeover.socket(role, at)) {
-            Some(taken) => taken.map_err(failed)?,
-            None => bind(at, mode).await?,
-        };
-        if let Some(shared) = &mut self.shared {
-            shared.push((role, listener.share(at).map_err(failed)?));
-        }
-        Ok(listener)
-    }
-}
-
-async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
-    Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
-}
-
 /// Divides the file descriptors that the process may open. Logs a warning if `proxy.max_connections` exceeds the limit.
 fn descriptors(settings: &Settings) -> Descriptors {
     let (limit, wanted) = (getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
@@ -447,25 +378,6 @@ fn services(
         settings,
     };
     Ok((services, last))
-}
-
-/// Sets the tasks of the clients of passed sockets, and adds the listeners with tasks of their own, which passed sockets do not
-/// replace.
-async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Proxy) -> Result<(), StartError> {
-    for listener in listeners.iter_mut() {
-        let configured = proxy.listeners.iter().find(|configured| configured.at == *listener.at());
-        // The networks were checked against the configured addresses only.
-        let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
-        listener.set_tasks(configured.map_or_else(unknown, |configured| configured.tasks.clone()));
-    }
-    for own in proxy.listeners.iter().filter(|configured| configured.is_own) {
-        if listeners.iter().all(|listener| *listener.at() != own.at) {
-            let mut listener = bind(&own.at, proxy.unix_mode).await?;
-            listener.set_tasks(own.tasks.clone());
-            listeners.push(listener);
-        }
-    }
-    Ok(())
 }
 
 /// Returns the location of the audit log.

@@ -43,7 +43,7 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<
                 handle_step(&services, step, &response_permits);
                 continue;
             }
-            // What has been accepted is served. The new process accepts the others.
+            // Accepted connections are served. The new process accepts the others.
             () = services.last_requests.cancelled(), if listener.is_some() => {
                 listener = None;
                 continue;

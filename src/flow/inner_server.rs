@@ -185,8 +185,8 @@ impl InnerServer {
         }
     }
 
-    /// Returns when the daemon drains or is taken over, when a request has been refused because of its destination, when the first request
-    /// does not arrive within `header_timeout`, when no request has been open for the idle timeout, or when an answer is
+    /// Returns when the daemon drains or is taken over, when a request has been refused because of its destination, when the
+    /// first request does not arrive within `header_timeout`, when no request has been open for the idle timeout, or when an answer is
     /// overdue. hyper has no idle timeout: its pings keep an unused connection open.
     async fn wait_until_idle(&self, answers: &OpenAnswers) {
         let services = &self.client.services;

@@ -179,16 +179,24 @@ async fn a_new_process_takes_over_without_a_failed_request() {
     assert_eq!(log.matches("\"event\":\"closed\"").count(), origin.seen().len());
 }
 
-/// The files of Unix sockets stay, and belong to the new process.
+/// The files of Unix sockets stay, get the mode of the new configuration, and belong to the new process. Those that it does not
+/// name any more are removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn unix_sockets_are_taken_over_with_their_files() {
-    let (builder, _origin) = place("[[proxy.listeners]]\nlisten = \"unix:own.sock\"\ntask = \"t\"\n").await;
+    let own = "[[proxy.listeners]]\nlisten = \"unix:own.sock\"\ntask = \"t\"\n";
+    let gone = own.replace("own.sock", "gone.sock");
+    let (builder, _origin) = place(&format!("[proxy]\nunix_mode = \"0666\"\n{own}{gone}")).await;
     let dir = builder.dir.path();
     let mut old = serve(dir, &[]);
-    let socket = dir.join("own.sock");
+    let (socket, gone_socket) = (dir.join("own.sock"), dir.join("gone.sock"));
+    let mode = || fs::symlink_metadata(&socket).unwrap().permissions().mode() & 0o777;
+    assert!(mode() == 0o666 && gone_socket.exists());
+    let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+    fs::write(dir.join("e.toml"), config.replace(&gone, "").replace("0666", "0600")).unwrap();
     let mut new = serve(dir, &["--takeover"]);
     assert!(old.ended(), "{}", old.stderr());
     assert!(fs::symlink_metadata(&socket).unwrap().file_type().is_socket());
+    assert!(mode() == 0o600 && !gone_socket.exists(), "{:o}", mode());
     let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
     stream.write_all(b"GET /v1/self HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();

@@ -1,0 +1,119 @@
+//! Opens the daemon's listeners: at the configured addresses, with sockets that the service manager has passed, or with those of
+//! a daemon that is taken over.
+
+use super::StartError;
+use super::takeover::{Role, Takeover};
+use crate::flow::listener::{Inherited, Listener, SharedSocket};
+use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
+
+/// The sockets of a start, beside the configured addresses.
+#[derive(Default)]
+pub struct StartSockets {
+    /// The sockets that the service manager has passed.
+    pub inherited: Inherited,
+    /// The sockets of the daemon that is taken over.
+    pub takeover: Option<Takeover>,
+    /// Whether a new process may take over from this one. It may not take the service manager's sockets.
+    pub is_offered: bool,
+}
+
+/// The open listeners.
+pub(super) struct Listeners {
+    pub(super) proxy: Vec<Listener>,
+    pub(super) admin: Option<Listener>,
+    /// A second handle of each, if they are offered to a new process.
+    pub(super) shared: Option<Vec<(Role, SharedSocket)>>,
+    takeover: Option<Takeover>,
+}
+
+impl Listeners {
+    /// Opens the listeners. Connections to sockets of a daemon that is taken over are still its own.
+    ///
+    /// # Errors
+    /// [`StartError::Listen`].
+    pub(super) async fn open(sockets: StartSockets, settings: &Settings) -> Result<Self, StartError> {
+        let StartSockets { inherited, takeover, is_offered } = sockets;
+        let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
+        let shared = is_offered.then(Vec::new);
+        let mut opened = Self { proxy: inherited.proxy, admin: inherited.admin, shared, takeover };
+        if opened.proxy.is_empty() {
+            for configured in &settings.proxy.listeners {
+                let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
+                listener.set_tasks(configured.tasks.clone());
+                opened.proxy.push(listener);
+            }
+        } else {
+            identify_inherited(&mut opened.proxy, &settings.proxy).await?;
+        }
+        if let (None, Some(at)) = (&opened.admin, &settings.admin.listen) {
+            opened.admin = Some(opened.listen(Role::Admin, at, admin_mode(settings)).await?);
+        }
+        Ok(opened)
+    }
+
+    /// Listens on an address, with the socket of the daemon that is taken over if it has one for it.
+    async fn listen(&mut self, role: Role, at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
+        let failed = |source| StartError::Listen { address: at.clone(), source };
+        let listener = match self.takeover.as_mut().and_then(|takeover| takeover.socket(role, at)) {
+            Some(taken) => taken.map_err(failed)?,
+            None => bind(at, mode).await?,
+        };
+        if let Some(shared) = &mut self.shared {
+            shared.push((role, listener.share(at).map_err(failed)?));
+        }
+        Ok(listener)
+    }
+
+    /// Ends the daemon that is taken over, if there is one, and makes its socket files this process's own. Returns whether there
+    /// was one.
+    ///
+    /// # Errors
+    /// [`StartError::Takeover`], and [`StartError::Listen`] if a file cannot get its mode.
+    pub(super) fn take_over(&mut self, settings: &Settings) -> Result<bool, StartError> {
+        let Some(takeover) = self.takeover.take() else { return Ok(false) };
+        takeover.complete()?;
+        let proxy = self.proxy.iter().map(|listener| (listener, settings.proxy.unix_mode));
+        for (listener, mode) in proxy.chain(self.admin.iter().map(|listener| (listener, admin_mode(settings)))) {
+            let failed = |source| StartError::Listen { address: listener.at().clone(), source };
+            listener.own_file(mode).map_err(failed)?;
+        }
+        Ok(true)
+    }
+
+    pub(super) fn proxy_addresses(&self) -> Vec<ListenAt> {
+        self.proxy.iter().map(|listener| listener.at().clone()).collect()
+    }
+
+    pub(super) fn admin_address(&self) -> Option<ListenAt> {
+        self.admin.as_ref().map(|listener| listener.at().clone())
+    }
+}
+
+/// Returns the mode of the admin socket. Other users than the daemon's own can connect only if `admin.uids` is set. The
+/// kernel reports the user id of a client, and users that are not listed need the token.
+fn admin_mode(settings: &Settings) -> u32 {
+    if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
+}
+
+async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
+    Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
+}
+
+/// Sets the tasks of the clients of passed sockets, and adds the listeners with tasks of their own, which passed sockets do not
+/// replace.
+async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Proxy) -> Result<(), StartError> {
+    for listener in listeners.iter_mut() {
+        let configured = proxy.listeners.iter().find(|configured| configured.at == *listener.at());
+        // The networks were checked against the configured addresses only.
+        let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
+        listener.set_tasks(configured.map_or_else(unknown, |configured| configured.tasks.clone()));
+    }
+    for own in proxy.listeners.iter().filter(|configured| configured.is_own) {
+        if listeners.iter().all(|listener| *listener.at() != own.at) {
+            let mut listener = bind(&own.at, proxy.unix_mode).await?;
+            listener.set_tasks(own.tasks.clone());
+            listeners.push(listener);
+        }
+    }
+    Ok(())
+}
