@@ -11,6 +11,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::admission::Admission;
+use crate::audit::shipping::{ShippingReport, ShippingState};
 use crate::audit::sink;
 use crate::daemon::reload::ConfigFile;
 use crate::flow::Services;
@@ -80,6 +81,7 @@ impl StatusReport {
             "healthy": services.audit.is_healthy(),
             "waiting_lines": services.audit.waiting_lines(),
             "disk_used_percent": services.audit.disk_used(),
+            "ship": services.shipping.as_deref().map(shipping),
             "files": files.as_ref().map(Vec::len),
             "bytes": files.map(|files| files.iter().fold(0_u64, |sum, size| sum.saturating_add(*size))),
         })
@@ -126,6 +128,18 @@ async fn approvals(services: &Services) -> Value {
     let Ok(approvals) = services.ledger.approvals(now).await else { return Value::Null };
     let pending = approvals.iter().filter(|approval| approval.state_at(now) == ApprovalState::Pending).count();
     json!({ "pending": pending })
+}
+
+fn shipping(shipping: &ShippingState) -> Value {
+    let ShippingReport { to, lag, waiting_bytes, sent_lines, gaps, error } = shipping.report();
+    json!({
+        "to": to,
+        "lag_s": lag.as_secs(),
+        "waiting_bytes": waiting_bytes,
+        "sent_lines": sent_lines,
+        "gaps": gaps,
+        "error": error,
+    })
 }
 
 fn ca(services: &Services) -> Value {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
@@ -63,6 +63,8 @@ pub struct Sink {
     healthy: Arc<AtomicBool>,
     /// How much of the disk of the log is used, in percent.
     disk_used: Arc<AtomicU8>,
+    /// The length of the current file up to the last group that was written whole.
+    written: Arc<AtomicU64>,
     /// The number of exchanges that are decided and not closed.
     open: AtomicUsize,
 }
@@ -147,6 +149,7 @@ impl Sink {
         let lost = Arc::new(AtomicUsize::new(0));
         let disk_used = Arc::new(AtomicU8::new(0));
         let is_file = writer.log.is_some();
+        let written = writer.written.clone();
         let mut writer = LineWriter {
             writer,
             announcements,
@@ -167,7 +170,8 @@ impl Sink {
         }
         let last = writer.writer.head.mac.clone();
         let lines = GroupCommit::start("audit", writer)?;
-        Ok((Self { lines, waiting, groups, lost, flood, healthy, disk_used, open: AtomicUsize::new(0) }, last))
+        let open = AtomicUsize::new(0);
+        Ok((Self { lines, waiting, groups, lost, flood, healthy, disk_used, written, open }, last))
     }
 
     /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
@@ -191,6 +195,12 @@ impl Sink {
     #[must_use]
     pub fn waiting_lines(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Returns the length of the current file up to the last line that was written whole, in bytes. It changes.
+    #[must_use]
+    pub fn written_bytes(&self) -> Arc<AtomicU64> {
+        self.written.clone()
     }
 
     /// Returns whether lines wait and none is written for this long.
@@ -469,7 +479,10 @@ pub(super) struct Writer {
     place: LogLocation,
     key: ChainKey,
     log: Option<File>,
+    /// The length of the file up to the last group that was written whole.
     size: u64,
+    /// The same number, for those who read the file meanwhile.
+    written: Arc<AtomicU64>,
     head_file: File,
     head: Head,
     /// When the head must be written, if it has changed since.
@@ -532,6 +545,7 @@ impl Writer {
             key,
             log: None,
             size: 0,
+            written: Arc::default(),
             head_file,
             head,
             head_due: None,
@@ -555,10 +569,15 @@ impl Writer {
         Ok(writer)
     }
 
+    fn set_size(&mut self, size: u64) {
+        self.size = size;
+        self.written.store(size, Ordering::Release);
+    }
+
     fn open_log(&mut self, path: &Path, stored: StoredHead) -> io::Result<()> {
         self.finish_rotation(path)?;
         let log = locked(OpenOptions::new().read(true).append(true).create(true), path)?;
-        self.size = log.metadata()?.len();
+        self.set_size(log.metadata()?.len());
         let tail = read_tail(&log, self.size)?;
         self.begun = first_written(&log).unwrap_or_else(SystemTime::now);
         self.log = Some(log);
@@ -619,7 +638,7 @@ impl Writer {
         match (whole, &mut self.log) {
             (Some(mac), Some(log)) => {
                 log.write_all(b"\n")?;
-                self.size = self.size.saturating_add(1);
+                self.set_size(self.size.saturating_add(1));
                 self.head.mac = mac;
             }
             _ if !fragment.is_empty() => self.fragment_hash = Some(files::hex(&Sha256::digest(fragment))),
@@ -818,7 +837,7 @@ impl Writer {
             self.reserved_to = self.size;
             return Err(error);
         }
-        self.size = self.size.saturating_add(bytes.len() as u64);
+        self.set_size(self.size.saturating_add(bytes.len() as u64));
         Ok(())
     }
 
@@ -828,7 +847,7 @@ impl Writer {
         let Some(log) = &self.log else { return Ok(()) };
         let bytes = read_from(log, self.size)?;
         self.continue_after(&bytes);
-        self.size = self.size.saturating_add(bytes.len() as u64);
+        self.set_size(self.size.saturating_add(bytes.len() as u64));
         self.has_remainder = false;
         Ok(())
     }
@@ -880,13 +899,16 @@ impl Writer {
         let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
         let aside = with_suffix(&path, &format!("{next:06}"));
         fs::rename(&path, &aside)?;
+        // The new file has the path before it has the size.
+        self.written.store(0, Ordering::Release);
         if let Err(error) = fs::rename(&new_file, &path) {
+            self.set_size(self.size);
             fs::rename(&aside, &path)?;
             return Err(error);
         }
         self.release_reserve();
         self.log = Some(log);
-        self.size = line.len() as u64;
+        self.set_size(line.len() as u64);
         (self.begun, self.has_rotated) = (SystemTime::now(), true);
         self.reserved_to = reserved_to;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };

@@ -17,7 +17,7 @@ pub(super) enum Scope {
     Offline,
     /// On this machine, which is the daemon's.
     Machine,
-    /// On this machine and in DNS.
+    /// On this machine, in DNS, and at the servers of the daemon itself.
     Online,
 }
 
@@ -36,6 +36,9 @@ pub(super) fn run(config: Option<&Path>, json: bool, scope: Scope) -> Exit {
                 let (private, unresolved) = webhook_problems(&config.settings, &config.policy);
                 problems.extend(private);
                 warnings.extend(unresolved);
+                let found = unreachable_servers(&config.settings, config.policy);
+                problems.extend(found.problems);
+                warnings.extend(found.warnings);
             }
             (problems, warnings)
         }
@@ -56,6 +59,13 @@ pub(super) fn run(config: Option<&Path>, json: bool, scope: Scope) -> Exit {
         paths::report_problems(config, &problems);
     }
     if is_valid { Exit::Done } else { Exit::Usage }
+}
+
+fn unreachable_servers(settings: &Settings, policy: Policy) -> Found {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(precheck::find_unreachable(settings, policy)),
+        Err(error) => Found { problems: vec![Problem::new("", error.to_string(), "")], warnings: Vec::new() },
+    }
 }
 
 /// Returns the problems of registered webhooks whose names resolve to an address that is not public, and the warnings

@@ -68,6 +68,9 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
     let disk = number("/audit/disk_used_percent").map_or_else(String::new, |used| format!("; disk {used} % full"));
     let waiting = counted(number("/audit/waiting_lines")?, "line");
     lines.push(("audit", format!("{place}; {waiting} waiting{disk}{healthy}")));
+    if let Some(ship) = status.pointer("/audit/ship").filter(|ship| !ship.is_null()) {
+        lines.push(("", shipping(ship)?));
+    }
     let usable = if status.pointer("/ledger/usable")?.as_bool()? { "usable" } else { "CANNOT BE USED" };
     lines.push(("ledger", format!("{}, {usable}", text("/ledger/kind")?)));
     let dns = text("/dns")?;
@@ -81,6 +84,19 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
     };
     lines.push(("ca", format!("ends {}, {ends}; SHA-256 {}", text("/ca/not_after")?, text("/ca/sha256")?)));
     Some(lines)
+}
+
+fn shipping(ship: &Value) -> Option<String> {
+    let number = |name: &str| ship.get(name).and_then(Value::as_u64);
+    let state = match (ship.get("error")?.as_str(), number("lag_s")?) {
+        (Some(error), lag) => format!("FAILS since {}: {error}; {} wait", period(lag), size(number("waiting_bytes")?)),
+        (None, 0) => "up to date".to_owned(),
+        (None, lag) => format!("behind for {}, {} wait", period(lag), size(number("waiting_bytes")?)),
+    };
+    let gaps = number("gaps")?;
+    let gaps = if gaps == 0 { String::new() } else { format!("; LINES WERE LEFT OUT, {}", counted(gaps, "time")) };
+    let sent = counted(number("sent_lines")?, "line");
+    Some(format!("sent to {}: {sent}, {state}{gaps}", ship.get("to")?.as_str()?))
 }
 
 /// Returns the text of a problem, as `exeat check` prints it.

@@ -5,6 +5,9 @@ mod billing;
 mod find_journal;
 mod ledger;
 mod listeners;
+mod log_sender;
+mod log_shipping;
+mod own_server;
 pub mod precheck;
 mod preparation;
 pub mod reload;
@@ -24,6 +27,8 @@ use tokio_util::task::TaskTracker;
 
 use self::listeners::Listeners;
 pub use self::listeners::StartSockets;
+use self::log_shipping::{LogShipper, LogShipping};
+use self::own_server::OwnServers;
 use self::reload::{ConfigFile, Reloaded};
 use self::takeover::{Successor, TakeoverSocket};
 use crate::admission::Admission;
@@ -59,6 +64,7 @@ pub struct Daemon {
     file: Option<ConfigFile>,
     /// `None` if the sockets are the service manager's, which can start the daemon anew itself.
     takeover: Option<TakeoverSocket>,
+    shipping: Option<LogShipping>,
 }
 
 /// The reason why the daemon did not start.
@@ -128,7 +134,7 @@ impl Daemon {
         // The rest needs the log and the ledger, which the old process has until its end.
         let is_taken_over = listeners.take_over(&settings)?;
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
-        let (services, last) = services(prepared, settings, policy, proxy.clone(), written)?;
+        let (services, last, shipper) = services(prepared, settings, policy, proxy.clone(), written)?;
         let services = Arc::new(services);
         let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
@@ -154,6 +160,7 @@ impl Daemon {
             let admin = Admin { services: services.clone(), file: file.clone(), status };
             tokio::spawn(admin.run(listener));
         }
+        let shipping = shipper.map(LogShipper::start);
         preparation::start(&services);
         tokio::spawn(webhooks::watch(services.clone()));
         if let Some(file) = &file {
@@ -164,7 +171,7 @@ impl Daemon {
             Some(shared) => TakeoverSocket::open(state_dir, shared, drain_timeout).await,
             None => None,
         };
-        Ok(Self { services, proxy, admin, file, takeover })
+        Ok(Self { services, proxy, admin, file, takeover, shipping })
     }
 
     /// Returns the addresses of the listeners for sandboxes.
@@ -260,6 +267,9 @@ impl Daemon {
         });
         let closed = closing.await.is_ok();
         let flushed = self.services.audit.flush().await.is_ok();
+        if let Some(shipping) = self.shipping {
+            shipping.finish().await;
+        }
         drained && closed && flushed
     }
 
@@ -329,7 +339,7 @@ fn services(
     policy: Policy,
     listeners: Vec<ListenAt>,
     written: mpsc::Sender<Written>,
-) -> Result<(Services, String), StartError> {
+) -> Result<(Services, String, Option<LogShipper>), StartError> {
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, has_chain) = vault::audit_key(&settings).map_err(unusable)?;
     let (audit, last) =
@@ -339,7 +349,10 @@ fn services(
         vault::note_chain(&settings).map_err(unusable)?;
     }
     let policies = Arc::new(PolicyStore::new(policy));
-    let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
+    let connect_timeout = settings.upstream.connect_timeout;
+    let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
+    let ledger = Arc::new(ledger::open(&settings, &own_servers, &audit).map_err(StartError::Ledger)?);
+    let shipper = LogShipper::new(&settings, &own_servers, &audit);
     let finds = Arc::new(Finds::new({
         let policies = policies.clone();
         move || policies.snapshot().leak().max_finds()
@@ -365,6 +378,7 @@ fn services(
         policies,
         authority,
         audit,
+        shipping: shipper.as_ref().map(LogShipper::state),
         throttle: Throttle::new(ledger.clone(), finds.clone()),
         body_budget: Arc::default(),
         windows: Arc::default(),
@@ -377,7 +391,7 @@ fn services(
         tracker: TaskTracker::new(),
         settings,
     };
-    Ok((services, last))
+    Ok((services, last, shipper))
 }
 
 /// Returns the location of the audit log.

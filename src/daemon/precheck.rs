@@ -5,18 +5,25 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::admin_tokens::{self, UnusableToken};
-use super::vault;
+use super::log_sender::LogSender;
+use super::own_server::OwnServers;
+use super::{ledger, vault};
 use crate::files;
 use crate::flow::listener::ConnectionSetup;
+use crate::ledger::reach;
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
-use crate::policy::settings::{ListenAt, Roots, Settings};
+use crate::policy::rule::Policy;
+use crate::policy::settings::{LedgerAt, ListenAt, Roots, Settings};
+use crate::policy::source;
+use crate::policy::store::PolicyStore;
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
@@ -72,23 +79,69 @@ pub fn find(settings: &Settings) -> Found {
     found
 }
 
+/// Checks that the daemon's own servers can be reached: that of a shared ledger, and the log collector. Only the first one is
+/// needed for requests.
+pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
+    let mut found = Found::default();
+    // Their problems have been found already.
+    let (Ok(resolver), Ok(tls)) = (resolver(settings), upstream_tls(settings)) else { return found };
+    let (policies, resolver) = (Arc::new(PolicyStore::new(policy)), Arc::new(resolver));
+    let connect_timeout = settings.upstream.connect_timeout;
+    let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
+    if let Ok(Some(server)) = ledger::server(&settings.ledger)
+        && let Err(why) = reach(&server, &ledger::connector(&server, &own_servers)).await
+    {
+        let problem = format!("{}:{}: {why}; requests are refused until it answers", server.host, server.port);
+        found.problem("ledger.store", problem, "");
+    }
+    if let Some(shipping) = &settings.audit.ship
+        && let Err(error) = LogSender::new(shipping, &own_servers).try_open().await
+    {
+        let problem = format!("{}: {error}; lines wait in the log's files until it answers", shipping.collector);
+        found.warning("audit.ship", problem, "");
+    }
+    found
+}
+
 /// Returns the resolver of a daemon with these settings.
 ///
 /// # Errors
 /// The problem with the root certificates or with the resolver itself.
 pub fn resolver(settings: &Settings) -> Result<Resolver, Problem> {
-    let system = settings.upstream.roots == Roots::System;
-    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
-        .map_err(|error| problem("upstream", error, "files with PEM certificates or revocation lists"))?;
+    let tls = upstream_tls(settings)?;
     let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
     Resolver::new(&settings.dns, &tls, OwnEndpoints::default(), &descriptors)
         .map_err(|error| problem("dns", format_args!("the resolver cannot be set up: {error}"), ""))
+}
+
+fn upstream_tls(settings: &Settings) -> Result<UpstreamTls, Problem> {
+    let system = settings.upstream.roots == Roots::System;
+    UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
+        .map_err(|error| problem("upstream", error, "files with PEM certificates or revocation lists"))
 }
 
 /// Checks the vault, which is opened at the start even if no credential uses it, and the admin token.
 fn check_secrets(settings: &Settings, found: &mut Found) {
     if let Err(error) = vault::vault(&settings.vault).open() {
         found.problem("vault", error, "the path and the key with which the vault was created");
+    }
+    if let Err(error) = ledger::server(&settings.ledger) {
+        found.problem("ledger", error, "");
+    }
+    if let LedgerAt::Shared { key: Some(key), .. } = &settings.ledger
+        && let Err(error) = vault::ledger_key(settings, Some(key))
+    {
+        found.problem("ledger.key", error, "");
+    }
+    let authorization = settings.audit.ship.as_ref().and_then(|ship| ship.authorization.as_ref());
+    if let Some(source) = authorization
+        && let Err(error) = source::read_source(source, &|name| std::env::var(name).ok())
+    {
+        found.warning(
+            "audit.ship_authorization",
+            format_args!("{error}; lines wait in the log's files until then"),
+            "",
+        );
     }
     if settings.admin.listen.is_some()
         && let Err(UnusableToken { key, error }) = admin_tokens::read(&settings.admin, &settings.state_dir)

@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::finds::Finds;
 use crate::audit::record::Record;
+use crate::audit::shipping::ShippingState;
 use crate::audit::sink::Sink;
 use crate::fair_queue::FairQueue;
 use crate::ledger::Ledger;
@@ -59,6 +60,8 @@ pub struct Services {
     pub authority: Authority,
     /// The audit log.
     pub audit: Arc<Sink>,
+    /// The state of the shipping of the log, if lines are sent to another server.
+    pub shipping: Option<Arc<ShippingState>>,
     /// The number of finds of each execution, and the stopped executions.
     pub finds: Arc<Finds>,
     /// The tokens of the admin API.

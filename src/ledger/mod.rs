@@ -32,7 +32,7 @@ pub use call::{MAX_CALLS, ToolCall};
 pub use execution::{
     Caps, Counter, Cursor, Execution, ExecutionState, Millis, StopReason, Stopped, TakeResult, Window,
 };
-pub use shared::{Alarm, Connect, Connecting, Seal, Server, ServerError, Stream, TamperedRecord};
+pub use shared::{Alarm, Connect, Connecting, Seal, Server, ServerError, Stream, TamperedRecord, reach};
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;

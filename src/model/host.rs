@@ -64,6 +64,19 @@ impl Host {
         HostName::parse_or_v4(text)
     }
 
+    /// Parses `HOST[:PORT]` of the URL of a server of the proxy's own.
+    #[must_use]
+    pub fn parse_with_port(text: &str, default_port: u16) -> Option<(Self, u16)> {
+        let has_port = text.rfind(':').is_some_and(|at| text.get(at..).is_some_and(|end| !end.contains(']')));
+        if !has_port {
+            return Some((Self::parse(text).ok()?, default_port));
+        }
+        let (host, port) = text.rsplit_once(':')?;
+        let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|port| is_number && *port != 0)?;
+        Some((Self::parse(host).ok()?, port))
+    }
+
     /// Returns the name, or `None` for an address.
     #[must_use]
     pub fn name(&self) -> Option<&HostName> {

@@ -15,13 +15,14 @@ use super::credential_file;
 use super::credential_file::RawCredential;
 use super::leak::Leak;
 use super::listeners::{self, NetworkTasks};
+use super::log_collector::LogCollector;
 use super::pattern::{HostPattern, PathPattern, quoted};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Proxy, ProxyTls, Roots,
-    Settings, Source, TokenSource, Upstream, Vault,
+    Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use crate::leak::families::Family;
 use crate::model::name::TaskName;
@@ -93,7 +94,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let mut network = root.section("network");
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
     let vault = vault(root.section("vault"), &dir);
-    let audit = audit(root.section("audit"), &dir, findings);
+    let audit = audit(root.section("audit"), &dir, base, findings);
     let ledger = ledger(root.section("ledger"), &dir, base, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
@@ -245,7 +246,7 @@ fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
 /// The shortest time for which lines can be kept.
 const MIN_KEEP: Duration = Duration::from_secs(3600);
 
-fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
+fn audit(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> Audit {
     let refusals_per_second = s.take("refusals_per_second").unwrap_or(50);
     if !(1..=1_000_000).contains(&refusals_per_second) {
         findings.problem(s.at("refusals_per_second"), format!("{refusals_per_second} is out of range"), "1 to 1000000");
@@ -271,13 +272,47 @@ fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
             "a file, or neither keep nor max_total",
         );
     }
+    let ship = shipping(&mut s, base, findings);
+    if path == Path::new("-") && ship.is_some() {
+        findings.problem(
+            s.at("ship"),
+            "lines are sent from the log's file, and this log has none",
+            "path = \"audit.jsonl\"",
+        );
+    }
     Audit {
         path: (path != Path::new("-")).then(|| dir.join(path)),
         durability: s.take("durability").unwrap_or(Durability::Written),
         rotate_bytes,
         keep,
         max_total,
+        ship,
         refusals_per_second,
+    }
+}
+
+fn shipping(s: &mut Section<'_>, base: &Path, findings: &Findings) -> Option<Shipping> {
+    let authorization = s.take::<Source>("ship_authorization").map(|source| source.relative_to(base));
+    let Some(url) = s.take::<String>("ship") else {
+        if authorization.is_some() {
+            findings.problem(s.at("ship_authorization"), "not used without ship", "ship = \"https://HOST/PATH\"");
+        }
+        return None;
+    };
+    match LogCollector::parse(&url) {
+        Ok(collector) if authorization.is_some() && !collector.keeps_authorization() => {
+            findings.problem(
+                s.at("ship_authorization"),
+                "it would be sent without TLS, or not at all",
+                "an https:// URL",
+            );
+            None
+        }
+        Ok(collector) => Some(Shipping { collector, authorization }),
+        Err(error) => {
+            findings.problem(s.at("ship"), error.to_string(), error.suggestion());
+            None
+        }
     }
 }
 

@@ -10,6 +10,7 @@ pub mod file;
 pub mod leak;
 pub mod lines;
 mod listeners;
+pub mod log_collector;
 pub mod path;
 pub mod pattern;
 pub mod placeholder;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::log_collector::LogCollector;
 use crate::model::name::TaskName;
 
 /// The settings outside the policy. A change takes effect at the next start.
@@ -299,6 +300,8 @@ pub struct Audit {
     pub keep: Option<Duration>,
     /// The total size of the files that are kept, in bytes. `None`: without a limit.
     pub max_total: Option<u64>,
+    /// The server that lines are sent to.
+    pub ship: Option<Shipping>,
     /// The number of refusals per second and execution that are logged with a line each. Further ones are only counted.
     pub refusals_per_second: u32,
 }
@@ -310,6 +313,15 @@ pub enum Durability {
     Synced,
     /// The kernel has the line: it survives a crash of the process.
     Written,
+}
+
+/// The server that lines of the audit log are sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shipping {
+    /// The server.
+    pub collector: LogCollector,
+    /// The value of the header `Authorization`. Only servers with HTTPS can have it.
+    pub authorization: Option<Source>,
 }
 
 /// The source of a secret. The configuration names secrets but never contains them.

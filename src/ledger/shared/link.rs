@@ -162,6 +162,20 @@ async fn stay_connected(
     }
 }
 
+/// Connects once, logs in and waits for an answer.
+///
+/// # Errors
+/// The reason, without data of the server.
+pub async fn reach(server: &Server, connect: &Connect) -> std::result::Result<(), String> {
+    let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+    let opened = timeout(CONNECT_TIMEOUT, open(&settings, connect)).await;
+    let (mut connection, driver) = opened.map_err(|_| "it cannot be reached in time".to_owned())??;
+    tokio::select! {
+        () = driver => Err("it closed the connection".to_owned()),
+        answer = authenticate(server, &mut connection) => answer.map_err(|error| format!("{:?}", error.kind())),
+    }
+}
+
 async fn open<'a>(
     settings: &'a RedisConnectionInfo,
     connect: &Connect,

@@ -20,7 +20,7 @@ use std::time::Duration;
 use moka::sync::Cache;
 use redis::{Cmd, Pipeline, ScriptInvocation};
 
-pub use link::{Connect, Connecting, Stream};
+pub use link::{Connect, Connecting, Stream, reach};
 pub use seal::{Alarm, Seal, TamperedRecord};
 pub use server::{Server, ServerError};
 

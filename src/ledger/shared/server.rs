@@ -5,6 +5,9 @@ use percent_encoding::percent_decode_str;
 use crate::model::host::Host;
 use crate::model::secret::Secret;
 
+/// The port of a URL without one.
+const DEFAULT_PORT: u16 = 6379;
+
 /// A Redis or Valkey server, parsed from a URL.
 pub struct Server {
     /// The host. [`Connect`](super::Connect) resolves it.
@@ -49,7 +52,7 @@ impl Server {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (info, place) = authority.rsplit_once('@').map_or((None, authority), |(info, place)| (Some(info), place));
         let (user, password) = info.map(user_info).transpose()?.unwrap_or_default();
-        let (host, port) = host_and_port(place).ok_or(ServerError::Authority)?;
+        let (host, port) = Host::parse_with_port(place, DEFAULT_PORT).ok_or(ServerError::Authority)?;
         let database = if path.is_empty() { 0 } else { path.parse().map_err(|_| ServerError::Database)? };
         Ok(Self { host, port, is_tls, user, password, database })
     }
@@ -77,16 +80,6 @@ fn user_info(text: &str) -> Result<(Option<String>, Option<Secret>), ServerError
         return Err(ServerError::UserInfo);
     }
     Ok(((!user.is_empty()).then_some(user), Some(Secret::new(password))))
-}
-
-fn host_and_port(text: &str) -> Option<(Host, u16)> {
-    let has_port = text.rfind(':').is_some_and(|at| text.get(at..).is_some_and(|end| !end.contains(']')));
-    if !has_port {
-        return Some((Host::parse(text).ok()?, 6379));
-    }
-    let (host, port) = text.rsplit_once(':')?;
-    let port = port.parse().ok().filter(|port| *port != 0)?;
-    Some((Host::parse(host).ok()?, port))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod health;
 mod lookup;
 mod name_quota;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -103,14 +104,39 @@ pub struct OwnEndpoints {
     pub listeners: Vec<SocketAddr>,
 }
 
+/// A server of the proxy's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OwnServer {
+    /// The server of a shared ledger.
+    Ledger,
+    /// A server that takes log lines over HTTP. It may share its addresses with other sites, and can require a credential.
+    HttpCollector,
+    /// A syslog server, which takes lines of anybody.
+    SyslogCollector,
+}
+
+impl OwnServer {
+    fn is_denied(self) -> bool {
+        self != Self::HttpCollector
+    }
+
+    /// Returns the rule that refuses requests to the server.
+    fn rule(self) -> &'static str {
+        match self {
+            Self::Ledger => "address: the proxy's own ledger",
+            Self::HttpCollector | Self::SyslogCollector => "address: the proxy's own log collector",
+        }
+    }
+}
+
 /// Resolves names and checks the addresses.
 pub struct Resolver {
     dns: Hickory<DnsSockets>,
     servers: Vec<SocketAddr>,
     timeout: Duration,
     own: OwnEndpoints,
-    /// The addresses of the ledger's server.
-    ledger: RwLock<Vec<SocketAddr>>,
+    /// The addresses of the proxy's own servers that are denied to sandboxes.
+    own_servers: RwLock<BTreeMap<OwnServer, Vec<SocketAddr>>>,
     answers: Cache<HostName, Arc<CacheEntry>>,
     /// Limits concurrent lookups.
     lookups: Arc<SocketQuota>,
@@ -156,8 +182,8 @@ impl Resolver {
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
         let lookups = SocketQuota::new(descriptors.lookups, descriptors.lookups_each);
         let names = NameQuota::new(settings.new_names_per_minute);
-        let (ledger, health) = (RwLock::default(), DnsHealth::default());
-        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger, answers, lookups, names, health })
+        let (own_servers, health) = (RwLock::default(), DnsHealth::default());
+        Ok(Self { dns, servers, timeout: settings.timeout, own, own_servers, answers, lookups, names, health })
     }
 
     /// Returns whether no DNS server has answered for a while, although names were looked up.
@@ -213,16 +239,23 @@ impl Resolver {
         checked.map_err(|_| Deny::AddressNotAllowed.into())
     }
 
-    /// Resolves the ledger's server. From then on its addresses are denied to all sandboxes, whatever their rules
-    /// allow.
+    /// Resolves a server of the proxy's own. Unless its protocol keeps clients without credentials out, its addresses are
+    /// denied to all sandboxes from then on, whatever their rules allow.
     ///
     /// # Errors
     /// [`Fail::ResolveFailed`].
-    pub async fn ledger(&self, policy: &Policy, host: &Host, port: u16) -> Verdict<Vec<SocketAddr>> {
+    pub async fn own_server(
+        &self,
+        policy: &Policy,
+        server: OwnServer,
+        host: &Host,
+        port: u16,
+    ) -> Verdict<Vec<SocketAddr>> {
         let addresses = self.addresses(policy, host, None).await?;
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-        let mut known = self.ledger.write();
-        addresses.clone_into(&mut known);
+        if server.is_denied() {
+            self.own_servers.write().insert(server, addresses.clone());
+        }
         Ok(addresses)
     }
 
@@ -289,8 +322,8 @@ impl Resolver {
                 refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
             }
-            if self.is_ledger(*address) {
-                refused("address: the proxy's own ledger");
+            if let Some(server) = self.own_server_at(*address) {
+                refused(server.rule());
                 return Err(Deny::AddressNotAllowed.into());
             }
             if let Err(denied) = policy.check_address(address.ip(), admitted.allowed()) {
@@ -308,14 +341,15 @@ impl Resolver {
         self.servers.iter().any(|server| *server == address || (server.port() == address.port() && here(server)))
     }
 
-    fn is_ledger(&self, address: SocketAddr) -> bool {
+    fn own_server_at(&self, address: SocketAddr) -> Option<OwnServer> {
         let address = canonical(address);
-        let known = self.ledger.read();
-        known.iter().any(|server| {
+        let is_at = |server: &SocketAddr| {
             let server = canonical(*server);
             let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));
             server == address || (server.port() == address.port() && here)
-        })
+        };
+        let known = self.own_servers.read();
+        known.iter().find(|(_, addresses)| addresses.iter().any(is_at)).map(|(server, _)| *server)
     }
 
     async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Result<Vec<IpAddr>, LookupFailure> {

@@ -17,5 +17,5 @@ pub mod run;
 mod run_flags;
 pub mod service;
 pub mod soak;
-mod status;
+pub mod status;
 mod takeover;

@@ -12,7 +12,7 @@ use crate::lab::{self, LabBuilder};
 use crate::operation::cli::{Served, exeat, output, text};
 
 /// Runs the command with the daemon's token. Returns the exit status and the output.
-async fn status(dir: &Path, served: &Served, args: &[&str]) -> (Option<i32>, String) {
+pub async fn status(dir: &Path, served: &Served, args: &[&str]) -> (Option<i32>, String) {
     let admin = served.admin();
     let mut command = exeat(dir, &[&["--admin", &format!("http://{admin}"), "status"], args].concat());
     command.env("EXEAT_ADMIN_TOKEN", fs::read_to_string(dir.join("state/exeat/admin.token")).unwrap().trim());

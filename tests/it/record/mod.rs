@@ -7,5 +7,6 @@ pub mod full_disk;
 pub mod kill_9;
 pub mod ledger;
 pub mod malformed_bodies;
+mod shipping;
 pub mod slow_ledger;
 mod tail;
