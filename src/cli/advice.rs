@@ -20,6 +20,7 @@ pub(super) fn of(line: &Line, code: &str) -> String {
     let Some(refusal) = Refusal::with_code(code) else { return String::new() };
     let special = match refusal {
         Refusal::Deny(Deny::AddressNotAllowed) => address(line),
+        Refusal::Deny(Deny::CallerUnknown) => caller(line),
         Refusal::Deny(Deny::MethodNotAllowed | Deny::PathNotAllowed) => request(line),
         Refusal::Fail(Fail::ResolveFailed) => dns_failure(line).map(resolve),
         Refusal::Fail(Fail::TlsFailed) => tls(line),
@@ -67,6 +68,12 @@ fn address(line: &Line) -> Option<String> {
     // A host that only --learn allows has to be allowed by name, too.
     let allow = flag_for(line).filter(|_| has_flag).map(|allow| format!(": {allow} --allow-cidr {ip}/{length}"));
     Some(format!("{ip} is {}{}", clean(block), allow.unwrap_or_default()))
+}
+
+/// A request without the password, from a program that is not known by its user.
+fn caller(line: &Line) -> Option<String> {
+    let is_tcp = line.peer.as_deref().is_some_and(|peer| !peer.starts_with("unix:"));
+    is_tcp.then(|| "a program without the proxy's password; if it runs as another user: --password".to_owned())
 }
 
 /// A request that the configuration of the destination does not allow.

@@ -24,6 +24,7 @@ use super::{Exit, env, isolate, paths};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
+use crate::flow::peer_user;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, TaskName};
 use crate::policy::compile::{self, Config, Problem};
@@ -88,6 +89,10 @@ pub(super) struct RunArgs {
     /// are not hidden; see the operations manual
     #[arg(long, requires = "isolate")]
     unix_sockets: bool,
+    /// Ask for the password in the proxy variables. Without this, the proxy serves the programs of the current user and root,
+    /// and no others; this is for commands that start programs as other users
+    #[arg(long, conflicts_with = "isolate")]
+    password: bool,
     /// Print no summary at the end
     #[arg(short, long)]
     quiet: bool,
@@ -101,6 +106,8 @@ pub(super) struct RunArgs {
 
 /// The name of the command's task.
 const TASK: &str = "run";
+/// The address of its proxy, on a free port.
+const LISTEN: &str = "127.0.0.1:0";
 const TOKEN_VARIABLE: &str = "EXEAT_RUN_TOKEN";
 
 pub(super) fn run(config: Option<&Path>, mut args: RunArgs) -> ExitCode {
@@ -171,7 +178,7 @@ async fn run_command(
         Exit::Failed
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
-    let Prepared { config, hidden_variables, placeholders } = prepared;
+    let Prepared { config, hidden_variables, placeholders, knows_user } = prepared;
     let warnings = config.warnings.iter().cloned().chain(config.policy.weak_values());
     for warning in warnings.filter(|warning| warning.path.starts_with("credentials.")) {
         say(format_args!("warning: {warning}"));
@@ -189,7 +196,7 @@ async fn run_command(
         _ => path,
     };
     let (ca, bundle) = (seen(ca), seen(bundle));
-    let userinfo = if args.isolate { String::new() } else { format!("{TASK}:{token}@") };
+    let userinfo = if knows_user { String::new() } else { format!("{TASK}:{token}@") };
     let variables = env::variables(&format!("http://{userinfo}{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = match args.isolate {
@@ -296,6 +303,8 @@ struct Prepared {
     hidden_variables: Vec<String>,
     /// The keys given by flags.
     placeholders: Vec<PlaceholderCredential>,
+    /// The listener knows the user of the command, so that clients need no token.
+    knows_user: bool,
 }
 
 /// Compiles the configuration of the command's proxy: the file's settings with the chosen task's integrations and
@@ -343,7 +352,7 @@ fn configure(
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
-    put_listener(&mut table, args, state);
+    let knows_user = put_listener(&mut table, args, state);
     let flags = put_network(&mut table, args)?;
     // Secrets are read from the configured vault. All other state is in the run's own directory.
     let vault = vault::vault_with(&paths::vault_settings(config)?, &|name| environment.text(name));
@@ -371,7 +380,7 @@ fn configure(
     compiled.settings.interception.ca_key = None;
     // Processes that outlive the command must not delay the exit.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
-    Ok(Prepared { config: compiled, hidden_variables, placeholders })
+    Ok(Prepared { config: compiled, hidden_variables, placeholders, knows_user })
 }
 
 /// Replaces the paths of problems by the flags that they come from.
@@ -386,23 +395,35 @@ fn of_flags(mut problems: Vec<Problem>, flags: &HashMap<String, &'static str>) -
     problems
 }
 
-/// Sets the listener of the command's proxy.
-fn put_listener(table: &mut Table, args: &RunArgs, state: &Path) {
+/// Sets the listener of the command's proxy. Returns whether it knows the command by its user. Browsers and other clients
+/// that cannot send a token need that.
+fn put_listener(table: &mut Table, args: &RunArgs, state: &Path) -> bool {
     // The authentication settings of the daemon's listeners do not apply to this one.
     if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
-        for key in ["tls", "unix_tasks", "unix_mode", "listeners", "cidr_tasks"] {
+        for key in ["tls", "unix_tasks", "unix_mode", "listen", "listeners", "cidr_tasks"] {
             proxy.remove(key);
         }
     }
+    let mut tasks = Table::new();
+    tasks.insert(rustix::process::geteuid().as_raw().to_string(), TASK.into());
     if args.isolate {
+        // Only the relay of the command's network reaches this socket.
         put(table, "proxy", "listen".to_owned(), vec![isolate::listen_address(state)]);
-        // Only the relay of the command's network reaches this socket, so nobody has to say who it is. Browsers cannot.
-        let mut tasks = Table::new();
-        tasks.insert(rustix::process::geteuid().as_raw().to_string(), TASK.into());
         put(table, "proxy", "unix_tasks".to_owned(), tasks);
-    } else {
-        put(table, "proxy", "listen".to_owned(), vec!["127.0.0.1:0".to_owned()]);
+        return true;
     }
+    // Some sandboxes do not have the interface of the kernel that says who a client is.
+    if args.password || !peer_user::is_supported().unwrap_or_default() {
+        put(table, "proxy", "listen".to_owned(), vec![LISTEN.to_owned()]);
+        return false;
+    }
+    // Root may read the user's memory and files anyway, and a command may contain sudo.
+    tasks.insert("0".to_owned(), TASK.into());
+    let mut listener = Table::new();
+    listener.insert("listen".to_owned(), LISTEN.into());
+    listener.insert("user_tasks".to_owned(), tasks.into());
+    put(table, "proxy", "listeners".to_owned(), vec![toml::Value::Table(listener)]);
+    true
 }
 
 /// Adds the certificates, DNS servers and networks that are given by flags. Returns the flag of each by its path in the

@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::disconnect::{ClientSocket, DisconnectWatch};
+use super::peer_user;
 use crate::admission::Source;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
@@ -251,7 +252,9 @@ impl Listener {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
                 socket_options::set(&stream);
-                let task = self.tasks.of_address(address.ip()).cloned();
+                let owner = || peer_user::of_connection(address, stream.local_addr().ok()?);
+                let task = self.tasks.of_address(address.ip()).or_else(|| self.tasks.of_loopback_user(owner));
+                let task = task.cloned();
                 Ok(Accepted::Tcp(stream, address, task))
             }
             Socket::Unix(socket) => {

@@ -13,6 +13,7 @@ mod inner_server;
 pub(crate) mod io;
 pub mod listener;
 mod open_answers;
+pub mod peer_user;
 pub(crate) mod refused_tunnel;
 pub mod respond;
 pub(crate) mod self_api;

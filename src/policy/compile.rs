@@ -647,6 +647,27 @@ pub(super) mod tests {
                 "proxy.listeners[0].cidr_tasks",
                 "task = ",
             ),
+            (
+                "[[proxy.listeners]]\nlisten = \"10.0.0.1:1\"\nuser_tasks = { 7 = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].user_tasks",
+                "loopback",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nuser_tasks = { x = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].user_tasks.x",
+                "1001",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nuser_tasks = { 7 = \"x\" }",
+                "proxy.listeners[0].user_tasks.7",
+                "[tasks.x]",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nuser_tasks = { 7 = \"t\" }\n\
+                 cidr_tasks = { \"127.0.0.1\" = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].cidr_tasks",
+                "one of them",
+            ),
             ("[[proxy.listeners]]\nlisten = \"127.0.0.1:3129\"\ntask = \"t\"\n[tasks.t]", "proxy.listeners[0]", "once"),
             ("[proxy]\ntls = { cert = \"c.pem\" }", "proxy.tls.key", "PEM"),
             ("[proxy]\ntls = { key = \"k.pem\" }", "proxy.tls.cert", "PEM"),

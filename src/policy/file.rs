@@ -14,7 +14,7 @@ use super::approval::Approval;
 use super::credential_file;
 use super::credential_file::RawCredential;
 use super::leak::Leak;
-use super::listeners::{self, NetworkTasks};
+use super::listeners::{self, NetworkTasks, UserTasks};
 use super::log_collector::LogCollector;
 use super::pattern::{HostPattern, PathPattern, quoted};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
@@ -25,7 +25,6 @@ use super::settings::{
     Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use crate::leak::families::Family;
-use crate::model::name::TaskName;
 use crate::model::tool::Tool;
 
 /// The maximum number of tokens of a task and of the admin API.
@@ -134,7 +133,8 @@ fn proxy(mut s: Section<'_>, base: &Path, findings: &Findings) -> Proxy {
     let tasks = ListenerTasks {
         all: None,
         networks: s.take::<NetworkTasks>("cidr_tasks").unwrap_or_default().0,
-        users: s.take::<UnixTasks>("unix_tasks").map_or_else(BTreeMap::new, |tasks| tasks.0),
+        users: s.take::<UserTasks>("unix_tasks").unwrap_or_default().0,
+        loopback_users: BTreeMap::new(),
     };
     Proxy {
         listeners: listeners::read(&mut s, base, &tasks),
@@ -533,28 +533,6 @@ impl Readable for FileMode {
             findings.problem(path, "not a valid file mode", "octal digits in quotes, such as \"0660\"");
         }
         mode.map(Self)
-    }
-}
-
-/// `[proxy].unix_tasks`: the tasks of user ids.
-struct UnixTasks(BTreeMap<u32, TaskName>);
-
-impl Readable for UnixTasks {
-    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
-        let Value::Table(table) = value else {
-            findings.problem(path, "not a table", "{ 1001 = \"research\" }");
-            return None;
-        };
-        let read = |(uid, task): (String, Value)| {
-            let at = format!("{path}.{uid}");
-            let number = uid.parse().ok().filter(|number: &u32| number.to_string() == uid);
-            if number.is_none() {
-                findings.problem(&at, format!("{uid:?} is not a user id"), "a number, such as 1001");
-            }
-            let task = String::read(task, &at, findings)?;
-            Some((number?, TaskName::new(&task)))
-        };
-        Some(Self(table.into_iter().filter_map(read).collect()))
     }
 }
 

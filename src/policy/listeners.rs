@@ -1,5 +1,6 @@
 //! The listeners for sandboxes, and the tasks as which their clients act without a token.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
@@ -41,7 +42,10 @@ impl Readable for OwnTasks {
         }
         let all = s.take::<String>("task").map(|task| TaskName::new(&task));
         let networks = s.take::<NetworkTasks>("cidr_tasks").unwrap_or_default().0;
-        let tasks = ListenerTasks { all, networks, ..ListenerTasks::default() };
+        let users = s.take::<UserTasks>("user_tasks").unwrap_or_default().0;
+        let is_tcp = at.as_ref().is_some_and(|at| at.tcp().is_some());
+        let (users, loopback_users) = if is_tcp { (BTreeMap::new(), users) } else { (users, BTreeMap::new()) };
+        let tasks = ListenerTasks { all, networks, users, loopback_users };
         if tasks == ListenerTasks::default() && !findings.has(path) {
             findings.problem(path, "it has no task", "task = \"NAME\", or an address in listen");
         }
@@ -83,6 +87,29 @@ impl Readable for NetworkTasks {
     }
 }
 
+/// `unix_tasks` and `user_tasks`: the tasks of user ids.
+#[derive(Default)]
+pub(super) struct UserTasks(pub(super) BTreeMap<u32, TaskName>);
+
+impl Readable for UserTasks {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let Value::Table(table) = value else {
+            findings.problem(path, "not a table", "{ 1001 = \"research\" }");
+            return None;
+        };
+        let read = |(uid, task): (String, Value)| {
+            let at = format!("{path}.{uid}");
+            let number = uid.parse().ok().filter(|number: &u32| number.to_string() == uid);
+            if number.is_none() {
+                findings.problem(&at, format!("{uid:?} is not a user id"), "a number, such as 1001");
+            }
+            let task = String::read(task, &at, findings)?;
+            Some((number?, TaskName::new(&task)))
+        };
+        Some(Self(table.into_iter().filter_map(read).collect()))
+    }
+}
+
 /// Checks that the tasks exist, and that a listener that others can reach gives a task to no more clients than are written
 /// out.
 pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
@@ -107,13 +134,17 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
         findings.problem("proxy.cidr_tasks", WITH_CERTIFICATES, "no cidr_tasks, or no tls.client_ca");
     }
     let shared = proxy.tasks.users.iter().map(|(uid, task)| (format!("proxy.unix_tasks.{uid}"), task));
+    let users = |listener: &ProxyListener| {
+        let all = listener.tasks.users.iter().chain(&listener.tasks.loopback_users);
+        all.map(|(uid, task)| (format!("{}.user_tasks.{uid}", listener.key), task.clone())).collect::<Vec<_>>()
+    };
     let networks = |path: &str, tasks: &ListenerTasks| {
         let at = |(network, task): &(IpNet, TaskName)| (format!("{path}.cidr_tasks.\"{network}\""), task.clone());
         tasks.networks.iter().map(at).collect::<Vec<_>>()
     };
     let own = proxy.listeners.iter().filter(|listener| listener.is_own).flat_map(|listener| {
         let all = listener.tasks.all.iter().map(|task| (format!("{}.task", listener.key), task.clone()));
-        networks(&listener.key, &listener.tasks).into_iter().chain(all)
+        networks(&listener.key, &listener.tasks).into_iter().chain(all).chain(users(listener))
     });
     let named = shared.map(|(path, task)| (path, task.clone())).chain(networks("proxy", &proxy.tasks)).chain(own);
     for (path, task) in named.filter(|(_, task)| policy.task(task).is_none()) {
@@ -126,10 +157,13 @@ const WITH_CERTIFICATES: &str = "each client has a certificate that names its ta
 
 fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings) {
     let at = |key: &str| format!("{}.{key}", listener.key);
-    let ListenerTasks { all, networks, .. } = &listener.tasks;
-    let key = if all.is_some() { "task" } else { "cidr_tasks" };
-    if all.is_some() && !networks.is_empty() {
-        return findings.problem(at("task"), "cannot be combined with cidr_tasks", "one of them");
+    let ListenerTasks { all, networks, users, loopback_users } = &listener.tasks;
+    let has_users = !users.is_empty() || !loopback_users.is_empty();
+    let given = [("task", all.is_some()), ("cidr_tasks", !networks.is_empty()), ("user_tasks", has_users)];
+    let mut given = given.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key);
+    let Some(key) = given.next() else { return };
+    if let Some(other) = given.next() {
+        return findings.problem(at(key), format!("cannot be combined with {other}"), "one of them");
     }
     let Some(address) = listener.at.tcp() else {
         if !networks.is_empty() {
@@ -145,6 +179,13 @@ fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings)
             at(key),
             format!("everybody who can reach {address} would act as this task"),
             "an address of the loopback interface, or cidr_tasks with the networks of the clients",
+        );
+    }
+    if has_users && !address.ip().to_canonical().is_loopback() {
+        findings.problem(
+            at(key),
+            format!("clients of other machines can reach {address}, and their users are unknown"),
+            "an address of the loopback interface",
         );
     }
 }
@@ -171,7 +212,13 @@ impl ListenerTasks {
         self.all.as_ref().or_else(by_network)
     }
 
-    /// Returns the task of a client with this user id.
+    /// Returns the task of a client on this machine, over TCP. `owner` finds the id of its user, which takes system calls.
+    #[must_use]
+    pub fn of_loopback_user(&self, owner: impl FnOnce() -> Option<u32>) -> Option<&TaskName> {
+        if self.loopback_users.is_empty() { None } else { self.loopback_users.get(&owner()?) }
+    }
+
+    /// Returns the task of a client of a Unix socket with this user id.
     #[must_use]
     pub fn of_user(&self, uid: u32) -> Option<&TaskName> {
         self.all.as_ref().or_else(|| self.users.get(&uid))
@@ -179,6 +226,10 @@ impl ListenerTasks {
 
     /// Returns all tasks.
     pub fn tasks(&self) -> impl Iterator<Item = &TaskName> {
-        self.all.iter().chain(self.networks.iter().map(|(_, task)| task)).chain(self.users.values())
+        self.all
+            .iter()
+            .chain(self.networks.iter().map(|(_, task)| task))
+            .chain(self.users.values())
+            .chain(self.loopback_users.values())
     }
 }

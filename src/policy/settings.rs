@@ -104,6 +104,8 @@ pub struct ListenerTasks {
     pub networks: Vec<(IpNet, TaskName)>,
     /// The tasks of user ids, on Unix sockets.
     pub users: BTreeMap<u32, TaskName>,
+    /// The tasks of user ids, on TCP sockets of the loopback interface.
+    pub loopback_users: BTreeMap<u32, TaskName>,
 }
 
 /// The address of a listener.

@@ -370,6 +370,46 @@ async fn connect_to(lab: &Lab, number: usize) -> tokio::net::TcpStream {
     tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap()
 }
 
+/// The kernel says who owns the socket of a client on this machine.
+#[tokio::test]
+async fn a_loopback_listener_knows_the_users_of_its_clients() {
+    for (mapped, fields, status, task) in [
+        (uid(), String::new(), 200, "t"),
+        (uid(), token(), 200, "t"),
+        (uid(), "Proxy-Authorization: Bearer guessed\r\n".to_owned(), 407, "-"),
+        (uid() + 1, String::new(), 407, "-"),
+        (uid() + 1, token(), 200, "t"),
+    ] {
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let lab = builder
+            .proxy(&format!(
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:0\"\nuser_tasks = {{ {mapped} = \"t\" }}\n\
+                 [proxy]\nlisten = []\n{}",
+                lab::allow_api(origin.port())
+            ))
+            .await;
+        assert_eq!(of_listener(&lab, 0, origin.port(), &fields).await, (status, task.to_owned()), "{mapped} {fields}");
+    }
+}
+
+/// On a Unix socket of its own, too.
+#[tokio::test]
+async fn a_listener_may_have_users_of_its_own_on_a_unix_socket() {
+    for (mapped, status) in [(uid(), 200), (uid() + 1, 407)] {
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("api.test").await;
+        let text = format!(
+            "[[proxy.listeners]]\nlisten = \"unix:u.sock\"\nuser_tasks = {{ {mapped} = \"t\" }}\n{}",
+            lab::allow_api(origin.port())
+        );
+        let lab = builder.proxy(&text).await;
+        let mut stream = UnixStream::connect(lab.dir.path().join("u.sock")).await.unwrap();
+        let reply = ask(&mut stream, origin.port(), "").await;
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{mapped}: {reply}");
+    }
+}
+
 /// Returns the status of a request on a listener, and the task in its line.
 async fn of_listener(lab: &Lab, number: usize, port: u16, fields: &str) -> (u16, String) {
     let mut stream = connect_to(lab, number).await;

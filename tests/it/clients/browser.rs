@@ -20,10 +20,21 @@ async fn chromium() {
     // Chromium also sends background requests without a password.
     let summary = text(&output.stderr);
     assert!(!summary.contains("exeat: 0 allowed") && !summary.contains("× api.test"), "{summary}");
+    // The proxy of one's own command asks for none.
+    let without =
+        ["timeout", "60", "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"];
+    let profile = format!("--user-data-dir={}", place.dir().join("plain").display());
+    let script = format!(
+        "{trust} && exec {} {profile} --proxy-server=$HTTPS_PROXY --dump-dom {}",
+        without.join(" "),
+        place.url("/")
+    );
+    let output = place.run_with(&[], &["sh", "-c", &script]).await;
+    assert!(assert_ok(&output).contains("hello"), "{}", text(&output.stdout));
+    assert!(!text(&output.stderr).contains("caller_unknown"), "{}", text(&output.stderr));
     let refusal = PROBLEM;
     let evil = format!("{trust} && timeout 60 node chromium.js https://evil.test/ https://evil.test/");
     place.refused(&place.sh(&evil).await, refusal);
-    let needs =
-        "`--proxy-server`, our CA in its NSS database, and the password through the DevTools protocol; see below";
+    let needs = "`--proxy-server`, our CA in its NSS database, and for a daemon the password through the DevTools protocol; see below";
     row(&Row { client: "Chromium", inside: "HTTP/2", needs, refusal });
 }

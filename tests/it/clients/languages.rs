@@ -116,7 +116,7 @@ async fn java_http_client() {
     fs::write(place.dir().join("Fetch.java"), include_str!("Fetch.java")).unwrap();
     let script = "rm -f exeat.p12; keytool -importcert -noprompt -alias exeat -file \"$NODE_EXTRA_CA_CERTS\" \
                   -keystore exeat.p12 -storetype PKCS12 -storepass changeit 2>/dev/null\n\
-                  proxy=${HTTPS_PROXY#*@}\n\
+                  proxy=${HTTPS_PROXY#http://}; proxy=${proxy#*@}\n\
                   java -Dhttps.proxyHost=${proxy%:*} -Dhttps.proxyPort=${proxy#*:} \
                   -Djdk.http.auth.tunneling.disabledSchemes= \
                   -Djavax.net.ssl.trustStore=exeat.p12 -Djavax.net.ssl.trustStorePassword=changeit \

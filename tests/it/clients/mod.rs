@@ -68,10 +68,14 @@ impl Place {
         format!("http://plain.test:{}{path}", self.plain.port())
     }
 
-    /// Runs a command behind a proxy of its own.
+    /// Runs a command behind a proxy of its own that asks for a password, as a daemon does.
     async fn run(&self, command: &[&str]) -> Output {
+        self.run_with(&["--password"], command).await
+    }
+
+    async fn run_with(&self, flags: &[&str], command: &[&str]) -> Output {
         let config = self.config.to_str().unwrap();
-        let args = [&["run", "-c", config, "--task", "t", "--"], command].concat();
+        let args = [&["run", "-c", config, "--task", "t"], flags, &["--"], command].concat();
         let mut command = exeat(self.dir(), &args);
         with_clients(&mut command);
         output(command).await

@@ -43,13 +43,11 @@ async fn the_command_gets_a_placeholder_that_the_proxy_replaces() {
     assert!(placeholder.starts_with("ghp_") && placeholder.len() == VALUE.len(), "{placeholder}");
     assert!(seen.contains(&format!("token={placeholder}")), "replaced in arguments: {seen:#?}");
     assert!(seen.contains(&format!("ALSO=https://u:{placeholder}@host/")), "replaced in other variables: {seen:#?}");
-    let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+    let address = proxy.strip_prefix("http://").unwrap();
     for (host, status) in [(format!("api.test:{}", origin.port()), 200), ("other.test".to_owned(), 403)] {
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
         let stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let request = http::Request::get(format!("https://{host}/tell?whole")).header("host", &host);
-        let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
-        let request = request.header("proxy-authorization", format!("Basic {token}"));
         let request = request.header("authorization", format!("Bearer {placeholder}"));
         let reply = lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await;
         assert!(!reply.text().contains(VALUE));
@@ -82,13 +80,11 @@ async fn a_key_without_a_place_is_sent_as_the_client_sends_it() {
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
         let (placeholder, proxy) = (&seen[0], &seen[1]);
-        let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+        let address = proxy.strip_prefix("http://").unwrap();
         for _ in 0..2 {
             #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
             let stream = tokio::net::TcpStream::connect(address).await.unwrap();
             let request = http::Request::get(format!("https://{bound}/")).header("host", &bound);
-            let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
-            let request = request.header("proxy-authorization", format!("Basic {token}"));
             let request = request.header("x-api-key", placeholder).body(lab::client::empty()).unwrap();
             let reply = lab::Reply::read(lab::client::h1(stream, request).await).await;
             if status == 200 {
@@ -123,15 +119,13 @@ async fn a_denied_host_is_refused_and_not_listed() {
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
-    let (userinfo, address) = seen[0].strip_prefix("http://").unwrap().split_once('@').unwrap();
+    let address = seen[0].strip_prefix("http://").unwrap();
     for (host, count) in [("api.test", 4), ("evil.example", 3)] {
         for _ in 0..count {
             #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
             let stream = tokio::net::TcpStream::connect(address).await.unwrap();
             let host = format!("{host}:{}", origin.port());
             let request = http::Request::get(format!("https://{host}/")).header("host", &host);
-            let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
-            let request = request.header("proxy-authorization", format!("Basic {token}"));
             let reply =
                 lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await;
             reply.assert_refused(403, "host_not_allowed");
@@ -156,13 +150,11 @@ async fn a_key_that_the_command_sends_itself_is_reported() {
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
-    let (userinfo, address) = seen[0].strip_prefix("http://").unwrap().split_once('@').unwrap();
+    let address = seen[0].strip_prefix("http://").unwrap();
     let send = async |name: &str, value: &str| {
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
         let stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let request = http::Request::get(format!("https://{bound}/")).header("host", &bound);
-        let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
-        let request = request.header("proxy-authorization", format!("Basic {token}"));
         let request = request.header(name, value).body(lab::client::empty()).unwrap();
         lab::Reply::read(lab::client::h1(stream, request).await).await
     };
@@ -289,13 +281,12 @@ async fn a_task_of_the_file_keeps_its_credentials() {
     let mut child = exeat(dir, &["run", "-c", "e.toml", "--task", "t", "--", "sh", "-c", script]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let proxy = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok).next().unwrap();
-    let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+    let address = proxy.strip_prefix("http://").unwrap();
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let host = format!("api.test:{}", origin.port());
-    let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
     let request = http::Request::get(format!("https://{host}/")).header("host", &host).header("exeat-credential", "K");
-    let request = request.header("proxy-authorization", format!("Basic {token}")).body(lab::client::empty()).unwrap();
+    let request = request.body(lab::client::empty()).unwrap();
     assert_eq!(lab::client::h1(stream, request).await.status(), 200);
     assert_eq!(origin.last().headers["authorization"], format!("Bearer {VALUE}"));
     drop(child.stdin.take());
@@ -399,9 +390,41 @@ async fn hiding_the_key_restores_no_removed_variable() {
     command.env("PIP_PROXY", "http://corp.example:3128").env("npm_config_https_proxy", "http://corp.example:3128");
     command.env("EXEAT_ADMIN_TOKEN", format!("x-{VALUE}"));
     let out = text(&output(command).await.stdout);
-    assert!(out.contains("HTTPS_PROXY=http://run:") && out.contains("@127.0.0.1:"), "{out}");
+    assert!(out.contains("HTTPS_PROXY=http://127.0.0.1:"), "{out}");
     assert!(!out.contains("corp.example") && !out.contains("NO_PROXY=") && !out.contains("EXEAT_"), "{out}");
     assert!(out.contains("GITHUB_TOKEN=ghp_") && !out.contains(VALUE), "{out}");
+}
+
+/// The proxy knows the command by its user, so that clients without passwords work. With `--password` it does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_needs_no_password_unless_it_is_asked_for() {
+    let (builder, origin) = place().await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let allow = format!("api.test:{}", origin.port());
+    for (flags, script, status) in [
+        (&[][..], "echo \"$HTTPS_PROXY\"; curl -s -o /dev/null -w '%{http_code} %{http_connect}' URL", "200 200"),
+        (
+            &["--password"],
+            "echo \"$HTTPS_PROXY\"; curl -s -o /dev/null -w '%{http_code} %{http_connect}' -x \"http://${HTTPS_PROXY#*@}\" URL",
+            "000 407",
+        ),
+        (
+            &["--password"],
+            "echo \"$HTTPS_PROXY\"; curl -s -o /dev/null -w '%{http_code} %{http_connect}' URL",
+            "200 200",
+        ),
+    ] {
+        let script = script.replace("URL", &url);
+        let args = [&["run", "-c", "run.toml", "--allow", &allow], flags, &["--", "sh", "-c", &script]].concat();
+        let ran = output(exeat(builder.dir.path(), &args)).await;
+        let (out, said) = (text(&ran.stdout), text(&ran.stderr));
+        assert!(out.ends_with(status), "{flags:?} {out} {said}");
+        let proxy = out.lines().next().unwrap();
+        assert_eq!(proxy.contains('@'), !flags.is_empty(), "{proxy}");
+        assert_eq!(said.contains("caller_unknown"), status == "000 407", "{said}");
+    }
+    let both = output(exeat(builder.dir.path(), &["run", "--password", "--isolate", "--", "true"])).await;
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both.stderr));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,170 @@
+//! Finds the user of a client on this machine: the owner of the socket at the other end of a TCP connection, as the kernel
+//! reports it (sock_diag(7)).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+
+use rustix::fd::OwnedFd;
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+
+/// `SOCK_DIAG_BY_FAMILY`, the type of the request and of its answer.
+const BY_FAMILY: u16 = 20;
+/// `NLM_F_REQUEST`.
+const IS_REQUEST: u16 = 1;
+/// `IPPROTO_TCP`.
+const TCP: u8 = 6;
+/// `INET_DIAG_NOCOOKIE`: the socket is known by its addresses.
+const NO_COOKIE: u32 = u32::MAX;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// The length of `nlmsghdr`.
+const HEADER: usize = 16;
+/// The offsets of `idiag_uid` and `idiag_inode` in `inet_diag_msg`.
+const UID_AT: usize = 64;
+const INODE_AT: usize = 68;
+/// The id that the kernel reports for users that this user namespace does not have (`kernel.overflowuid`).
+const OVERFLOW: u32 = 65534;
+
+/// Returns the id of the user who owns the client's socket. `None` if the kernel does not say, if the client is on another
+/// machine, or if it has closed its socket: the kernel reports such sockets as root's.
+#[must_use]
+pub fn of_connection(client: SocketAddr, ours: SocketAddr) -> Option<u32> {
+    let answer = ask(&request(client, ours)).ok()?;
+    owner(&answer)
+}
+
+/// Returns whether the kernel reports owners here.
+///
+/// # Errors
+/// If no connection can be made over the loopback interface.
+pub fn is_supported() -> io::Result<bool> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let ours = listener.local_addr()?;
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+    socket.connect(&ours.into())?;
+    let client = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
+    Ok(of_connection(client, ours) == Some(rustix::process::geteuid().as_raw()))
+}
+
+fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
+    let socket: OwnedFd =
+        socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
+    // The kernel answers before the call returns. This is in case it does not.
+    set_socket_timeout(&socket, Timeout::Recv, Some(std::time::Duration::from_millis(100)))?;
+    sendto(&socket, request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut answer = vec![0; 4096];
+    let (read, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
+    answer.truncate(read);
+    Ok(answer)
+}
+
+/// Returns the message that asks for one socket: `nlmsghdr` and `inet_diag_req_v2`.
+fn request(client: SocketAddr, ours: SocketAddr) -> Vec<u8> {
+    let (client_ip, our_ip) = (client.ip().to_canonical(), ours.ip().to_canonical());
+    let family = if client_ip.is_ipv4() { AF_INET } else { AF_INET6 };
+    let mut body = vec![family, TCP, 0, 0];
+    // All states.
+    body.extend(u32::MAX.to_ne_bytes());
+    body.extend(client.port().to_be_bytes());
+    body.extend(ours.port().to_be_bytes());
+    body.extend(octets(client_ip));
+    body.extend(octets(our_ip));
+    // The interface matters for link-local addresses only.
+    body.extend(0_u32.to_ne_bytes());
+    body.extend(NO_COOKIE.to_ne_bytes());
+    body.extend(NO_COOKIE.to_ne_bytes());
+    let length = u32::try_from(HEADER.saturating_add(body.len())).unwrap_or_default();
+    let mut message = Vec::from(length.to_ne_bytes());
+    message.extend(BY_FAMILY.to_ne_bytes());
+    message.extend(IS_REQUEST.to_ne_bytes());
+    // The sequence number and the sender's port.
+    message.extend([0; 8]);
+    message.extend(body);
+    message
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V6(address) => address.octets(),
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+    }
+}
+
+/// Returns the owner in the kernel's answer.
+fn owner(answer: &[u8]) -> Option<u32> {
+    let kind = answer.get(4..6)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))?;
+    if kind != BY_FAMILY {
+        return None;
+    }
+    let number = |at: usize| {
+        let bytes = answer.get(HEADER.checked_add(at)?..)?.first_chunk()?;
+        Some(u32::from_ne_bytes(*bytes))
+    };
+    let (uid, inode) = (number(UID_AT)?, number(INODE_AT)?);
+    // A socket without an inode has been closed by its process.
+    (inode != 0 && uid != OVERFLOW).then_some(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use super::*;
+
+    fn us() -> Option<u32> {
+        Some(rustix::process::geteuid().as_raw())
+    }
+
+    fn connected(listen: &str, to: &str) -> (TcpStream, TcpStream, SocketAddr) {
+        let listener = TcpListener::bind(listen).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let to = SocketAddr::new(to.parse().unwrap(), port);
+        let client = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None).unwrap();
+        client.connect(&to.into()).unwrap();
+        let (accepted, address) = listener.accept().unwrap();
+        (client.into(), accepted, address)
+    }
+
+    #[test]
+    fn the_owner_of_a_connection_is_found_until_it_closes_its_socket() {
+        assert!(is_supported().unwrap());
+        for (listen, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+            let (mut client, accepted, address) = connected(listen, to);
+            let ours = accepted.local_addr().unwrap();
+            assert_eq!(of_connection(address, ours), us(), "{listen} {to}");
+            client.write_all(b"x").unwrap();
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(of_connection(address, ours), us(), "half closed: {listen} {to}");
+            drop(client);
+            // The kernel reports an orphan as root's, or not at all.
+            assert_eq!(of_connection(address, ours), None, "closed: {listen} {to}");
+            let other = SocketAddr::new(address.ip(), 1);
+            assert_eq!(of_connection(other, ours), None, "another port: {listen} {to}");
+        }
+    }
+
+    #[test]
+    fn an_answer_without_an_owner_names_nobody() {
+        let answer = |kind: u16, uid: u32, inode: u32| {
+            let mut bytes = vec![0; HEADER + 72];
+            bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+            bytes[HEADER + UID_AT..HEADER + UID_AT + 4].copy_from_slice(&uid.to_ne_bytes());
+            bytes[HEADER + INODE_AT..HEADER + INODE_AT + 4].copy_from_slice(&inode.to_ne_bytes());
+            bytes
+        };
+        assert_eq!(owner(&answer(BY_FAMILY, 1000, 7)), Some(1000));
+        assert_eq!(owner(&answer(BY_FAMILY, 0, 7)), Some(0));
+        assert_eq!(owner(&answer(BY_FAMILY, 0, 0)), None);
+        assert_eq!(owner(&answer(BY_FAMILY, OVERFLOW, 7)), None);
+        assert_eq!(owner(&answer(2, 1000, 7)), None);
+        for length in 0..HEADER + 72 {
+            assert_eq!(owner(&answer(BY_FAMILY, 1000, 7)[..length]), None, "{length}");
+        }
+    }
+}
