@@ -1,6 +1,11 @@
-"""`python3 examples/check.py`: the examples are YAML, and leave a sandbox no way out but the proxy."""
+"""`python3 examples/check.py [HELM]`: the examples are YAML, and leave a sandbox no way out but the proxy.
+
+With the program `helm`, the chart is linted and rendered, and deploys what the manifests deploy.
+"""
 
 import pathlib
+import subprocess
+import sys
 
 import yaml
 
@@ -11,7 +16,7 @@ documents = {
 
 compose = documents["compose/compose.yaml"][0]
 exeat, sandbox = compose["services"]["exeat"], compose["services"]["sandbox"]
-assert sandbox["networks"] == ["inside"] and "network_mode" not in sandbox and "ports" not in exeat
+assert sandbox["networks"] == {"inside": {}} and "network_mode" not in sandbox and "ports" not in exeat
 assert compose["networks"]["inside"] == {"internal": True}
 assert all(not volume.startswith("state") for volume in sandbox["volumes"]), "the CA's key is in the state"
 assert sandbox["depends_on"] == {"exeat": {"condition": "service_healthy"}}
@@ -40,5 +45,42 @@ assert probes["livenessProbe"]["exec"]["command"] == ["/exeat", "health", "--liv
 assert pods[0]["metadata"]["labels"] == proxy and pods[1]["metadata"]["labels"] != proxy
 named = documents["kubernetes/kustomization.yaml"][0]["resources"]
 assert all(f"kubernetes/{name}" in documents for name in named)
+
+def rendered(*options):
+    """The objects of the chart by kind and name, as `helm template` prints them."""
+    command = [sys.argv[1], "template", "exeat", str(here / "helm"), *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout) if one}
+
+
+def without(value):
+    """Leaves out what only the chart has: a label that tells releases apart, and a value that can be set."""
+    if isinstance(value, dict):
+        own = ["app.kubernetes.io/instance", "imagePullPolicy"]
+        return {key: without(inner) for key, inner in value.items() if key not in own}
+    return [without(inner) for inner in value] if isinstance(value, list) else value
+
+
+if len(sys.argv) > 1:
+    linted = subprocess.run([sys.argv[1], "lint", "--strict", str(here / "helm")], capture_output=True, text=True)
+    assert linted.returncode == 0, linted.stdout
+    toml = here / "kubernetes/exeat.toml"
+    objects = rendered("--set-file", f"config={toml}")
+    assert objects.pop(("ConfigMap", "exeat"))["data"] == {"exeat.toml": toml.read_text()}
+    manifests = [*documents["kubernetes/exeat.yaml"], *documents["kubernetes/network.yaml"]]
+    for manifest in manifests:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        name = "exeat-sandboxes" if name == "sandboxes" else name
+        found, want = without(objects.pop((kind, name))["spec"]), manifest["spec"]
+        assert found == want, (kind, name, found, want)
+    assert not objects, list(objects)
+    claimed = rendered("--set", "state.existingClaim=mine,networkPolicy.enabled=false,image.tag=x")
+    assert not any(kind in ("PersistentVolumeClaim", "NetworkPolicy") for kind, _ in claimed)
+    pod = claimed["Deployment", "exeat"]["spec"]["template"]["spec"]
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "mine"} and pod["containers"][0]["image"].endswith(":x")
+    for wrong in ["unknown=1", "config=", "networkPolicy.enabled=maybe", "state.accessMode=ReadWriteMany"]:
+        refused = subprocess.run([sys.argv[1], "template", "exeat", str(here / "helm"), "--set", wrong], capture_output=True)
+        assert refused.returncode != 0, wrong
+    print(f"the chart deploys the {len(manifests)} objects of the manifests, and its configuration")
 
 print(f"{len(documents)} files, {sum(map(len, documents.values()))} documents")
