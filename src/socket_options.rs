@@ -1,5 +1,6 @@
 //! The options of TCP sockets to clients and origins.
 
+#[cfg(target_os = "linux")]
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
@@ -8,6 +9,7 @@ use tokio::net::TcpStream;
 /// Without a limit, a connection whose peer does not read holds up to 4 MB of kernel memory (`tcp_wmem`), which no budget
 /// of the daemon counts, and holds it for minutes after it has been closed. What has been sent and not been acknowledged
 /// is limited by the peer's window, and does not count here, so that long paths are not slower.
+#[cfg(target_os = "linux")]
 const UNSENT: u32 = 128 * 1024;
 
 /// Sets the options. A socket that does not support them works as well.

@@ -108,12 +108,17 @@ impl Paint {
 
 /// Excludes the process's memory from core files and denies other processes of the same user access to it. Child
 /// processes do not inherit the setting.
+#[cfg(target_os = "linux")]
 pub(crate) fn undumpable() {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "core dumps cannot be disabled");
     }
 }
+
+/// Other systems protect processes by their own rules.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn undumpable() {}
 
 /// The form of the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -159,6 +164,7 @@ pub(crate) fn log(default: &str) {
 }
 
 /// As [`log`], at this level, whatever `EXEAT_LOG` is.
+#[cfg(target_os = "linux")]
 pub(crate) fn log_at(level: &str) {
     log_to(EnvFilter::new(level), io::stderr);
 }

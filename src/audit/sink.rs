@@ -516,8 +516,15 @@ struct LastLine {
 /// Allocates disk space for a range of a file without changing the file's size.
 type Allocate = fn(&File, u64, u64) -> io::Result<()>;
 
+#[cfg(target_os = "linux")]
 fn allocate(log: &File, from: u64, length: u64) -> io::Result<()> {
     Ok(rustix::fs::fallocate(log, rustix::fs::FallocateFlags::KEEP_SIZE, from, length)?)
+}
+
+/// Other systems cannot allocate space behind a file's end.
+#[cfg(not(target_os = "linux"))]
+fn allocate(_: &File, _: u64, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 fn is_full(error: &io::Error) -> bool {

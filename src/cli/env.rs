@@ -23,6 +23,7 @@ pub(super) const PROXY_VARIABLES: [&str; 7] =
 /// The variables that would make a client bypass the proxy.
 pub(super) const NO_PROXY_VARIABLES: [&str; 3] = ["NO_PROXY", "no_proxy", "no_grpc_proxy"];
 /// The variables of single clients that select another proxy, or none, and take precedence over the common ones.
+#[cfg(target_os = "linux")]
 pub(super) const CLIENT_PROXY_VARIABLES: [&str; 10] = [
     "PIP_PROXY",
     "CARGO_HTTP_PROXY",

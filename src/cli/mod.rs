@@ -2,28 +2,37 @@
 //! stderr.
 
 mod admin_client;
+#[cfg(target_os = "linux")]
 mod advice;
 mod approval;
 mod audit;
 mod ca;
 mod check;
+#[cfg(target_os = "linux")]
 mod child;
 pub mod demo;
 mod env;
 mod execution;
 mod explain;
+#[cfg(target_os = "linux")]
 mod handover;
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere/harden.rs")]
 mod harden;
 mod health;
 mod init;
+#[cfg(target_os = "linux")]
 mod isolate;
 mod paths;
+#[cfg(target_os = "linux")]
 mod placeholder;
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere/run.rs")]
 mod run;
+#[cfg(target_os = "linux")]
 mod seccomp;
 mod secret;
 mod serve;
 mod status;
+#[cfg(target_os = "linux")]
 mod summary;
 mod systemd;
 mod tail;
@@ -60,6 +69,7 @@ enum Command {
     /// Run a command behind its own proxy
     Run(run::RunArgs),
     /// The steps of `run --isolate` between exeat and the command
+    #[cfg(target_os = "linux")]
     #[command(hide = true)]
     Inside(isolate::InsideArgs),
     /// Write a starting configuration, and create its CA and the first token
@@ -213,6 +223,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     // These two first write to their files in /proc. If a process is not dumpable, root owns these files.
+    #[cfg(target_os = "linux")]
     if !matches!(cli.command, Command::Inside(_) | Command::Run(_)) {
         terminal::undumpable();
     }
@@ -221,6 +232,7 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(config, &args).into(),
         Command::Run(args) => run::run(config, args),
+        #[cfg(target_os = "linux")]
         Command::Inside(args) => isolate::run(&args),
         Command::Demo => demo::run().into(),
         Command::Init(args) => init::run(config, &args).into(),

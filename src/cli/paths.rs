@@ -32,6 +32,7 @@ pub(super) fn state_dir() -> PathBuf {
 ///
 /// # Errors
 /// If the user has no home directory.
+#[cfg(target_os = "linux")]
 pub(super) fn user_state_dir() -> std::io::Result<PathBuf> {
     let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let of_home = || var("HOME").map(|home| home.join(".local/state"));

@@ -194,14 +194,22 @@ fn rekey(vault: &Vault, key: &Source, new_key: Option<&str>) -> Result<Exit, Str
 /// Returns whether a service manager or a container engine makes the file: it is in a directory of the running system, or is
 /// mounted itself.
 fn is_placed_at_start(key: &Path) -> bool {
-    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
-    let is_mounted = |path: &Path| {
-        let found = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
-        found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
-    };
     let of_service = std::env::var_os("CREDENTIALS_DIRECTORY");
     let key = key.canonicalize().unwrap_or_else(|_| key.to_owned());
     of_service.is_some_and(|dir| key.starts_with(dir)) || key.starts_with("/run") || is_mounted(&key)
+}
+
+#[cfg(target_os = "linux")]
+fn is_mounted(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// Container engines, which mount single files, run on Linux.
+#[cfg(not(target_os = "linux"))]
+fn is_mounted(_: &Path) -> bool {
+    false
 }
 
 /// The note after a change of the master key.

@@ -243,7 +243,8 @@ fn check_socket(path: &Path) -> io::Result<()> {
 /// Returns true if a process listens on the socket, also if it does not accept connections.
 fn is_served(path: &Path) -> bool {
     let connected = SockAddr::unix(path).and_then(|address| {
-        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
         socket.connect(&address)
     });
     match connected {

@@ -24,6 +24,17 @@ use tokio::time::{sleep, timeout};
 use crate::flow::listener::{Accepted, Listener, SharedSocket};
 use crate::policy::settings::ListenAt;
 
+/// A process that has ended is an error, and no signal.
+#[cfg(target_os = "linux")]
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
+/// The sockets are not inherited by programs that this process starts.
+#[cfg(target_os = "linux")]
+const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
+#[cfg(not(target_os = "linux"))]
+const SEND_FLAGS: SendFlags = SendFlags::empty();
+#[cfg(not(target_os = "linux"))]
+const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
+
 /// The name of the socket in the state directory.
 const SOCKET: &str = "takeover.sock";
 /// The version of the messages. A daemon of another version is not taken over.
@@ -134,7 +145,7 @@ impl TakeoverSocket {
                 if !rights.push(SendAncillaryMessage::ScmRights(&sockets)) {
                     return Err(io::ErrorKind::InvalidInput.into());
                 }
-                Ok(sendmsg(&stream, &[IoSlice::new(&message)], &mut rights, SendFlags::NOSIGNAL)?)
+                Ok(sendmsg(&stream, &[IoSlice::new(&message)], &mut rights, SEND_FLAGS)?)
             })
             .await?;
         if sent != message.len() {
@@ -283,7 +294,7 @@ fn receive(stream: &net::UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; MAX_MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut rights, RECEIVE_FLAGS)?;
     message.truncate(received.bytes);
     if message.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());

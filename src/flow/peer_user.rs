@@ -4,11 +4,6 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
-use rustix::fd::OwnedFd;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
-
 /// `SOCK_DIAG_BY_FAMILY`, the type of the request and of its answer.
 const BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST`.
@@ -48,7 +43,12 @@ pub fn is_supported() -> io::Result<bool> {
     Ok(of_connection(client, ours) == Some(rustix::process::geteuid().as_raw()))
 }
 
+#[cfg(target_os = "linux")]
 fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
+    use rustix::fd::OwnedFd;
+    use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
     let socket: OwnedFd =
         socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
     // The kernel answers before the call returns. This is in case it does not.
@@ -58,6 +58,12 @@ fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
     let (read, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
     answer.truncate(read);
     Ok(answer)
+}
+
+/// Only Linux has this interface.
+#[cfg(not(target_os = "linux"))]
+fn ask(_: &[u8]) -> io::Result<Vec<u8>> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Returns the message that asks for one socket: `nlmsghdr` and `inet_diag_req_v2`.
