@@ -23,6 +23,8 @@ const MAX_LISTINGS: usize = 8;
 pub struct Position {
     /// The SHA-256 of the first line in hex.
     pub file: String,
+    /// The number that the file has when it is rotated.
+    pub number: u64,
     /// The offset in the file, in bytes.
     pub offset: u64,
 }
@@ -32,7 +34,7 @@ pub struct Position {
 pub enum Found {
     /// They were found, or there was no position.
     Here,
-    /// The file of the position is gone. The oldest file comes next.
+    /// The file of the position is gone or has become shorter. What comes next is behind the lines that were taken.
     Lost,
 }
 
@@ -59,6 +61,8 @@ struct LogFile {
     file: File,
     /// The device and the inode.
     id: (u64, u64),
+    /// The number that it has when it is rotated.
+    number: u64,
     first_line: String,
 }
 
@@ -69,20 +73,37 @@ impl Follower {
     /// If a file cannot be read.
     pub fn open(path: &Path, written: Arc<AtomicU64>, position: Option<&Position>) -> io::Result<(Self, Found)> {
         let at = |current, offset| Self { path: path.to_owned(), written: written.clone(), current, offset };
-        let Some(position) = position else { return Ok((at(LogFile::open(path)?, 0), Found::Here)) };
-        for file in files_of(path)?.into_iter().rev() {
-            let file = LogFile::open(&file)?;
-            if file.first_line == position.file && file.is_line_end(position.offset)? {
-                return Ok((at(file, position.offset), Found::Here));
+        let mut files = numbered(path)?;
+        let Some(position) = position else { return Ok((at(open_last(&files)?, 0), Found::Here)) };
+        for _ in 0..MAX_LISTINGS {
+            for (number, file) in files.iter().rev() {
+                match LogFile::open(file, *number) {
+                    Ok(file) if file.first_line == position.file => {
+                        // A power failure may have cut the file's end off.
+                        let offset = file.line_end(position.offset)?;
+                        let found = if offset == position.offset { Found::Here } else { Found::Lost };
+                        return Ok((at(file, offset), found));
+                    }
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    Ok(_) | Err(_) => {}
+                }
             }
+            // A rotation in between may have renamed it.
+            let again = numbered(path)?;
+            if again == files {
+                break;
+            }
+            files = again;
         }
-        Ok((at(oldest(path)?, 0), Found::Lost))
+        let next = files.iter().find(|(number, _)| *number > position.number).or(files.last());
+        let (number, file) = next.ok_or(io::ErrorKind::NotFound)?;
+        Ok((at(LogFile::open(file, *number)?, 0), Found::Lost))
     }
 
     /// Returns the position behind the lines that were taken.
     #[must_use]
     pub fn position(&self) -> Position {
-        Position { file: self.current.first_line.clone(), offset: self.offset }
+        Position { file: self.current.first_line.clone(), number: self.current.number, offset: self.offset }
     }
 
     /// Returns the next lines, up to `max` bytes of them, or one line that is longer. They are returned again until they
@@ -92,6 +113,9 @@ impl Follower {
     /// If a file cannot be read.
     pub fn next(&mut self, max: usize) -> io::Result<(Next, Found)> {
         let mut found = Found::Here;
+        if self.current.file.metadata()?.len() < self.offset {
+            (self.offset, found) = (0, Found::Lost);
+        }
         for _ in 0..MAX_LISTINGS {
             let (end, is_current) = self.end()?;
             if self.offset < end {
@@ -123,11 +147,9 @@ impl Follower {
         let (end, is_current) = self.end()?;
         let mut remaining = end.saturating_sub(self.offset);
         if !is_current {
-            let files = files_of(&self.path)?;
-            let sizes = files.iter().rev().map_while(|file| {
-                let metadata = fs::metadata(file).ok()?;
-                (id(&metadata) != self.current.id).then_some(metadata.len())
-            });
+            let files = numbered(&self.path)?;
+            let later = files.iter().filter(|(number, _)| *number > self.current.number);
+            let sizes = later.filter_map(|(_, file)| fs::metadata(file).ok()).map(|metadata| metadata.len());
             remaining = sizes.fold(remaining, u64::saturating_add);
         }
         Ok(remaining)
@@ -163,7 +185,7 @@ impl Follower {
         if rest <= MAX_LINE && is_current {
             return Ok(Next::Nothing);
         }
-        Ok(Next::Foreign(MAX_LINE.min(rest) as u64))
+        Ok(Next::Foreign(line.len() as u64))
     }
 
     fn bytes(&self, length: usize) -> io::Result<Vec<u8>> {
@@ -176,49 +198,27 @@ impl Follower {
     /// Returns the file after this one.
     fn following(&self) -> io::Result<(Option<LogFile>, Found)> {
         for _ in 0..MAX_LISTINGS {
-            let files = files_of(&self.path)?;
-            let mut later = Vec::new();
-            let mut found = Found::Lost;
-            for file in files.into_iter().rev() {
-                match fs::metadata(&file) {
-                    Ok(metadata) if id(&metadata) == self.current.id => {
-                        found = Found::Here;
-                        break;
-                    }
-                    Ok(metadata) => later.push((file, id(&metadata))),
-                    // A rotation has renamed it, or it has been dropped.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            let Some((next, next_id)) = later.pop() else { return Ok((None, found)) };
-            match LogFile::open(&next) {
-                // The name is that of a newer file if the log was rotated since the listing.
-                Ok(file) if file.id == next_id && !self.was_rotated_again(&next, next_id)? => {
-                    return Ok((Some(file), found));
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            let files = numbered(&self.path)?;
+            let Some((number, file)) = files.iter().find(|(number, _)| *number > self.current.number) else { break };
+            let next = match LogFile::open(file, *number) {
+                Ok(next) => next,
+                // A rotation has renamed it, or it has been dropped. Between two names, there is no current file.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && files.len() > 1 => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                 Err(error) => return Err(error),
+            };
+            // With a rotation since the listing, the path is that of a newer file.
+            if numbered(&self.path)?.iter().any(|known| known == &(*number, file.clone())) {
+                let is_next = *number == self.current.number.saturating_add(1);
+                return Ok((Some(next), if is_next { Found::Here } else { Found::Lost }));
             }
         }
         Ok((None, Found::Here))
     }
-
-    /// Returns whether the file next to this one is another than that of the listing.
-    fn was_rotated_again(&self, next: &Path, next_id: (u64, u64)) -> io::Result<bool> {
-        if next != self.path {
-            return Ok(false);
-        }
-        // A file between the two would have been rotated between the listing of the old files and this one.
-        let last = sink::rotated(&self.path)?.pop();
-        let last = last.and_then(|(_, file)| fs::metadata(file).ok()).map(|metadata| id(&metadata));
-        Ok(last.is_some_and(|last| last != self.current.id && last != next_id))
-    }
 }
 
 impl LogFile {
-    fn open(path: &Path) -> io::Result<Self> {
+    fn open(path: &Path, number: u64) -> io::Result<Self> {
         let file = File::open(path)?;
         let id = id(&file.metadata()?);
         let mut head = vec![0; 4096];
@@ -226,14 +226,17 @@ impl LogFile {
         head.truncate(read);
         let end = head.iter().position(|byte| *byte == b'\n').unwrap_or(head.len());
         let first_line = files::hex(&Sha256::digest(head.get(..end).unwrap_or_default()));
-        Ok(Self { file, id, first_line })
+        Ok(Self { file, id, number, first_line })
     }
 
-    /// Returns whether a line ends at this offset.
-    fn is_line_end(&self, offset: u64) -> io::Result<bool> {
-        let Some(before) = offset.checked_sub(1) else { return Ok(true) };
-        let mut byte = [0];
-        Ok(self.file.read_at(&mut byte, before)? == 1 && byte == *b"\n")
+    /// Returns the end of the last line that ends at this offset or before it.
+    fn line_end(&self, offset: u64) -> io::Result<u64> {
+        let offset = offset.min(self.file.metadata()?.len());
+        let begin = offset.saturating_sub(MAX_LINE as u64);
+        let mut bytes = vec![0; usize::try_from(offset.saturating_sub(begin)).unwrap_or(MAX_LINE)];
+        self.file.read_exact_at(&mut bytes, begin)?;
+        let end = bytes.iter().rposition(|byte| *byte == b'\n');
+        Ok(end.map_or(0, |at| begin.saturating_add(at as u64).saturating_add(1)))
     }
 }
 
@@ -241,21 +244,18 @@ fn id(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Returns the files of the log, oldest first.
-fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let rotated = sink::rotated(path)?.into_iter().map(|(_, file)| file);
-    Ok(rotated.chain([path.to_owned()]).collect())
+/// Returns the files of the log with their numbers, oldest first. The current one has the number of the next rotation.
+fn numbered(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut files = sink::rotated(path)?;
+    let next = files.last().map_or(1, |(number, _)| number.saturating_add(1));
+    files.push((next, path.to_owned()));
+    Ok(files)
 }
 
-fn oldest(path: &Path) -> io::Result<LogFile> {
-    let mut files = files_of(path)?.into_iter();
-    loop {
-        match files.next().map(|file| LogFile::open(&file)) {
-            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {}
-            Some(file) => return file,
-            None => return Err(io::ErrorKind::NotFound.into()),
-        }
-    }
+/// Opens the current file.
+fn open_last(files: &[(u64, PathBuf)]) -> io::Result<LogFile> {
+    let (number, file) = files.last().ok_or(io::ErrorKind::NotFound)?;
+    LogFile::open(file, *number)
 }
 
 #[cfg(test)]
@@ -405,9 +405,44 @@ mod tests {
         let (mut follower, found) = log.open(Some(&position));
         assert_eq!(found, Found::Lost);
         assert_eq!(drain(&mut follower, 100), lines(&["first of 2", "first of 3"]));
-        // A file that is shorter than the position is another one.
-        let position = Position { offset: 1_000, ..follower.position() };
-        assert_eq!(log.open(Some(&position)).1, Found::Lost);
+    }
+
+    /// After a power failure, a file may be shorter than the position, and its end may be another.
+    #[test]
+    fn a_file_that_has_become_shorter_is_read_from_its_last_line() {
+        let mut log = Log::new();
+        log.rotate();
+        log.write("a\nb\n", "");
+        let (mut follower, _) = log.open(None);
+        assert_eq!(drain(&mut follower, 100), lines(&["first of 1", "a", "b"]));
+        let position = follower.position();
+        let cut = |length: u64| {
+            fs::OpenOptions::new().write(true).open(log.path()).unwrap().set_len(length).unwrap();
+            log.written.store(length, Ordering::Release);
+        };
+        cut("first of 1\na\n".len() as u64);
+        log.write("another line\n", "");
+        let (mut other, found) = log.open(Some(&position));
+        assert_eq!((found, drain(&mut other, 100)), (Found::Lost, lines(&["another line"])), "not the file before it");
+        cut("first of 1\n".len() as u64);
+        let (found, is_lost) = drain(&mut follower, 100);
+        assert_eq!((found.as_slice(), is_lost), (["first of 1".to_owned()].as_slice(), true));
+    }
+
+    /// Files before the position are never read again, whatever is gone.
+    #[test]
+    fn a_log_that_was_deleted_goes_on_with_the_new_one() {
+        let mut log = Log::new();
+        log.rotate();
+        let (mut follower, _) = log.open(None);
+        assert_eq!(drain(&mut follower, 100), lines(&["first of 1"]));
+        let position = follower.position();
+        fs::remove_file(log.path()).unwrap();
+        assert_eq!(drain(&mut follower, 100), lines(&[]));
+        log.files = 7;
+        log.create();
+        let (mut follower, found) = log.open(Some(&position));
+        assert_eq!((found, drain(&mut follower, 100)), (Found::Lost, lines(&["first of 7"])));
     }
 
     #[derive(Clone, Debug)]

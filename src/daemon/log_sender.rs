@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,12 +20,17 @@ use crate::ledger::{Connect, Stream};
 use crate::policy::log_collector::{LogCollector, LogProtocol};
 use crate::policy::settings::{Shipping, Source};
 use crate::policy::source;
+use crate::stages::forward::EarlyAnswer;
 use crate::stages::pin::OwnServer;
 
 /// The time limit for a connection with TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time limit for one batch of lines, up to the end of the response.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time limit for the end of a connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time limit for the body of a response.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum size of a response body, in bytes. A connection with a larger one is closed.
 const MAX_RESPONSE: usize = 64 * 1024;
 /// The maximum size of a response head, in bytes.
@@ -83,9 +89,9 @@ impl From<hyper::Error> for SendError {
 
 impl LogSender {
     pub(super) fn new(shipping: &Shipping, own_servers: &OwnServers<'_>) -> Self {
-        let server = match shipping.collector.protocol {
-            LogProtocol::Syslog => OwnServer::SyslogCollector,
-            LogProtocol::Http(_) => OwnServer::HttpCollector,
+        let server = match shipping.collector.keeps_authorization() {
+            true => OwnServer::AuthenticatingCollector,
+            false => OwnServer::OpenCollector,
         };
         let LogCollector { host, port, is_tls, .. } = &shipping.collector;
         let connect = own_servers.connector(&ServerAddress { server, host, port: *port, is_tls: *is_tls });
@@ -108,12 +114,19 @@ impl LogSender {
         Ok(())
     }
 
+    /// Ends the connection, so that the server gets what was sent.
+    pub(super) async fn close(&mut self) {
+        if let Some(Connection::Syslog(mut stream)) = self.connection.take() {
+            let _ = timeout(CLOSE_TIMEOUT, stream.shutdown()).await;
+        }
+    }
+
     /// Connects, to see whether the server can be reached and the value for `Authorization` be read.
     ///
     /// # Errors
     /// [`SendError`].
     pub(super) async fn try_open(&mut self) -> Result<(), SendError> {
-        self.authorization()?;
+        timeout(CONNECT_TIMEOUT, self.authorization()).await.map_err(|_| no_answer())??;
         self.open().await.map(drop)
     }
 
@@ -123,7 +136,9 @@ impl LogSender {
             Ok(match self.collector.protocol {
                 LogProtocol::Syslog => Connection::Syslog(stream),
                 LogProtocol::Http(_) => {
-                    let handshake = http1::Builder::new().max_buf_size(MAX_HEAD).handshake(TokioIo::new(stream));
+                    // A server may refuse a batch before it has read it.
+                    let stream = TokioIo::new(EarlyAnswer::new(stream));
+                    let handshake = http1::Builder::new().max_buf_size(MAX_HEAD).handshake(stream);
                     let (sender, driver) = handshake.await?;
                     Connection::Http { sender, _driver: AbortOnDropHandle::new(tokio::spawn(driver)) }
                 }
@@ -136,9 +151,12 @@ impl LogSender {
     async fn send_over(&mut self, connection: Connection, lines: Vec<u8>) -> Result<Option<Connection>, SendError> {
         match connection {
             Connection::Http { mut sender, _driver } => {
-                let request = self.request(lines)?;
+                let request = self.request(lines).await?;
+                sender.ready().await?;
                 let (head, body) = sender.send_request(request).await?.into_parts();
-                let is_read = Limited::new(body, MAX_RESPONSE).collect().await.is_ok();
+                // The status decides. The rest only shows whether the connection can be used again.
+                let read = timeout(BODY_TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
+                let is_read = read.is_ok_and(|body| body.is_ok());
                 match head.status {
                     status if status.is_success() => Ok(is_read.then_some(Connection::Http { sender, _driver })),
                     StatusCode::PAYLOAD_TOO_LARGE => Err(SendError::TooLarge),
@@ -153,7 +171,7 @@ impl LogSender {
         }
     }
 
-    fn request(&self, lines: Vec<u8>) -> Result<Request<Full<Bytes>>, SendError> {
+    async fn request(&mut self, lines: Vec<u8>) -> Result<Request<Full<Bytes>>, SendError> {
         let path = match &self.collector.protocol {
             LogProtocol::Http(path) => path.as_str(),
             LogProtocol::Syslog => "/",
@@ -167,17 +185,18 @@ impl LogSender {
             .header(CONTENT_TYPE, "application/x-ndjson")
             .body(Full::new(Bytes::from(lines)))
             .map_err(|error| SendError::Connection(error.to_string()))?;
-        if let Some(authorization) = self.authorization()? {
+        if let Some(authorization) = self.authorization().await? {
             request.headers_mut().insert(AUTHORIZATION, authorization);
         }
         Ok(request)
     }
 
     /// Reads the value each time, because it may have been replaced in its file.
-    fn authorization(&self) -> Result<Option<HeaderValue>, SendError> {
-        let Some(source) = &self.authorization else { return Ok(None) };
-        let value = source::read_source(source, &|name| std::env::var(name).ok())
-            .map_err(|error| SendError::Authorization(error.to_string()))?;
+    async fn authorization(&mut self) -> Result<Option<HeaderValue>, SendError> {
+        let Some(source) = self.authorization.clone() else { return Ok(None) };
+        // The file may be on a disk that hangs.
+        let read = spawn_blocking(move || source::read_source(&source, &|name| std::env::var(name).ok())).await;
+        let value = read.map_err(io::Error::other)?.map_err(|error| SendError::Authorization(error.to_string()))?;
         let mut value = HeaderValue::from_bytes(value.expose())
             .map_err(|_| SendError::Authorization("the value is not one of a header".to_owned()))?;
         value.set_sensitive(true);

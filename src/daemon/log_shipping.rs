@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -29,6 +29,10 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 /// The most bytes of lines that are sent at once, unless one line is longer.
 const MAX_BATCH: usize = 512 * 1024;
+/// The size of batches below which failed connections do not bring it, in bytes.
+const MIN_BATCH: usize = 16 * 1024;
+/// The time limit for a batch on its way when another process takes over.
+const LAST_BATCH: Duration = Duration::from_millis(250);
 /// The time limit for the last lines when the daemon ends.
 const LAST_LINES: Duration = Duration::from_secs(3);
 
@@ -39,25 +43,45 @@ pub(super) struct LogShipper {
     written: Arc<AtomicU64>,
     position_file: PathBuf,
     follower: Option<Follower>,
+    /// The position behind the last line that the server took, once it is known.
+    position: Option<Position>,
     /// Since when the position in the file is behind.
     unsaved_since: Option<Instant>,
+    /// The position could not be written at the last try.
+    is_unsaved: bool,
     sender: LogSender,
     state: Arc<ShippingState>,
     max_batch: usize,
+    /// The number of lines that were left out since the server has taken one.
+    left_out: u32,
     stop: CancellationToken,
+    /// Lines that are left are still sent after a stop.
+    sends_last: Arc<AtomicBool>,
 }
 
 /// The running task.
 pub(super) struct LogShipping {
     stop: CancellationToken,
+    sends_last: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
 impl LogShipping {
-    /// Sends the lines that are left, without another try if that fails. The next start sends the rest.
-    pub(super) async fn finish(mut self) {
+    /// Sends the lines that are left, unless the server fails. The next start sends the rest.
+    pub(super) async fn finish(self) {
+        self.end().await;
+    }
+
+    /// Ends without sending what is left: another process waits for that.
+    pub(super) async fn hand_over(self) {
+        self.sends_last.store(false, Ordering::Relaxed);
+        self.end().await;
+    }
+
+    async fn end(mut self) {
         self.stop.cancel();
-        if timeout(LAST_LINES, &mut self.task).await.is_err() {
+        // The task limits its time itself. A file system may hang.
+        if timeout(LAST_LINES.saturating_mul(2), &mut self.task).await.is_err() {
             self.task.abort();
         }
     }
@@ -66,8 +90,10 @@ impl LogShipping {
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 enum ShipError {
-    #[error("the log or the position cannot be read or written: {0}")]
+    #[error("the log cannot be read: {0}")]
     Log(#[from] io::Error),
+    #[error("the server refuses the size of each line")]
+    LeftOut(u64),
     #[error(transparent)]
     Send(#[from] SendError),
 }
@@ -81,11 +107,15 @@ impl LogShipper {
             written: audit.written_bytes(),
             position_file: settings.state_dir.join(POSITION_FILE),
             follower: None,
+            position: None,
             unsaved_since: None,
+            is_unsaved: false,
             sender: LogSender::new(shipping, own_servers),
             state: Arc::new(ShippingState::new(shipping.collector.to_string())),
             max_batch: MAX_BATCH,
+            left_out: 0,
             stop: CancellationToken::new(),
+            sends_last: Arc::new(AtomicBool::new(true)),
         })
     }
 
@@ -95,19 +125,38 @@ impl LogShipper {
 
     /// Starts the task. Without a position of an earlier run, it begins with the first line of the current file.
     pub(super) fn start(self) -> LogShipping {
-        LogShipping { stop: self.stop.clone(), task: tokio::spawn(self.run()) }
+        let (stop, sends_last) = (self.stop.clone(), self.sends_last.clone());
+        LogShipping { stop, sends_last, task: tokio::spawn(self.run()) }
     }
 
     async fn run(mut self) {
-        let mut pause = RETRY_PAUSE.0;
+        let (stop, sends_last) = (self.stop.clone(), self.sends_last.clone());
+        let deadline = async {
+            stop.cancelled().await;
+            sleep(if sends_last.load(Ordering::Relaxed) { LAST_LINES } else { LAST_BATCH }).await;
+        };
+        tokio::select! {
+            () = self.send_all() => {}
+            () = deadline => {}
+        }
+        self.save().await;
+        self.sender.close().await;
+    }
+
+    /// Sends lines as they are written. After a stop, it sends those that are left, unless the server fails.
+    async fn send_all(&mut self) {
+        let (stop, mut pause) = (self.stop.clone(), RETRY_PAUSE.0);
         loop {
-            // A stop leaves time for what is there, not for what fails.
-            let is_stopping = self.stop.is_cancelled();
+            if stop.is_cancelled() && (self.state.has_failed() || !self.sends_last.load(Ordering::Relaxed)) {
+                return;
+            }
             let wait = match self.send_next().await {
+                Ok(true) if self.left_out > 0 => continue,
                 Ok(true) => {
                     pause = RETRY_PAUSE.0;
                     continue;
                 }
+                Ok(false) if stop.is_cancelled() => return,
                 Ok(false) => POLL_INTERVAL,
                 Err(error) => {
                     let asked = self.note(&error);
@@ -116,14 +165,7 @@ impl LogShipper {
                     wait
                 }
             };
-            if is_stopping {
-                let _ = self.save().await;
-                return;
-            }
-            tokio::select! {
-                () = sleep(wait) => {}
-                () = self.stop.cancelled() => {}
-            }
+            let _ = stop.run_until_cancelled(sleep(wait)).await;
         }
     }
 
@@ -148,7 +190,7 @@ impl LogShipper {
             Next::Nothing => {
                 self.state.caught_up();
                 self.follower = Some(follower);
-                self.save_in_time().await?;
+                self.save_in_time().await;
                 return Ok(false);
             }
             Next::Foreign(length) => {
@@ -161,12 +203,18 @@ impl LogShipper {
                 self.send(lines).await
             }
         };
-        if let Ok(length) = sent {
-            follower.take(length);
+        let taken = match &sent {
+            Ok(length) => *length,
+            Err(ShipError::LeftOut(length)) => *length,
+            Err(_) => 0,
+        };
+        if taken > 0 {
+            follower.take(taken);
+            self.position = Some(follower.position());
             self.unsaved_since = self.unsaved_since.or_else(|| Some(Instant::now()));
         }
         self.follower = Some(follower);
-        self.save_in_time().await?;
+        self.save_in_time().await;
         sent.map(|_| true)
     }
 
@@ -175,9 +223,11 @@ impl LogShipper {
         let (length, count) = (lines.len(), lines.iter().filter(|byte| **byte == b'\n').count());
         match self.sender.send(lines).await {
             Ok(()) => {
-                if self.state.sent(count as u64) {
+                if self.state.sent(count as u64, length as u64) {
                     tracing::info!("lines of the audit log can be sent again");
                 }
+                self.left_out = 0;
+                self.max_batch = self.max_batch.saturating_mul(2).min(MAX_BATCH);
                 Ok(length as u64)
             }
             Err(SendError::TooLarge) if count > 1 => {
@@ -190,16 +240,28 @@ impl LogShipper {
                     "a line of the audit log is too long for the server it is sent to, and is left out"
                 );
                 self.state.left_out();
-                Ok(length as u64)
+                self.left_out = self.left_out.saturating_add(1);
+                // A server that refuses the size of everything must not empty the log.
+                if self.left_out > 1 { Err(ShipError::LeftOut(length as u64)) } else { Ok(length as u64) }
             }
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                // A slow server may not take a batch in time, and one may close the connection instead of refusing the size.
+                if matches!(error, SendError::Connection(_)) && count > 1 {
+                    self.max_batch = (length.min(self.max_batch) / 2).max(MIN_BATCH);
+                }
+                Err(error.into())
+            }
         }
     }
 
     async fn open(&mut self) -> Result<Follower, ShipError> {
-        let (log, written, position) = (self.log.clone(), self.written.clone(), self.position_file.clone());
+        let (log, written, file) = (self.log.clone(), self.written.clone(), self.position_file.clone());
+        let known = self.position.clone();
         let (follower, found, position) = on_files(move || {
-            let position = read_position(&position)?;
+            let position = match known {
+                Some(known) => Some(known),
+                None => read_position(&file)?,
+            };
             let (follower, found) = Follower::open(&log, written, position.as_ref())?;
             Ok((follower, found, position))
         })
@@ -207,36 +269,37 @@ impl LogShipper {
         if found == Found::Lost {
             self.note_lost();
         }
+        self.position = Some(follower.position());
         if position.is_none() {
             // A rotation must not hide the lines from a later start.
-            self.write_position(&follower.position()).await?;
+            self.unsaved_since = Some(Instant::now());
+            self.save().await;
         }
         Ok(follower)
     }
 
     /// Writes the position if the last time is long ago.
-    async fn save_in_time(&mut self) -> io::Result<()> {
+    async fn save_in_time(&mut self) {
         if self.unsaved_since.is_some_and(|since| since.elapsed() >= SAVE_INTERVAL) {
-            self.save().await
-        } else {
-            Ok(())
+            self.save().await;
         }
     }
 
-    /// Writes the position if it has changed.
-    async fn save(&mut self) -> io::Result<()> {
-        if let Some(position) = self.follower.as_ref().map(Follower::position)
-            && self.unsaved_since.is_some()
-        {
-            self.write_position(&position).await?;
-            self.unsaved_since = None;
+    /// Writes the position if it has changed. A failure costs only that lines are sent again after a start.
+    async fn save(&mut self) {
+        let Some(position) = self.position.clone().filter(|_| self.unsaved_since.is_some()) else { return };
+        let file = self.position_file.clone();
+        let saved = on_files(move || files::replace(&file, &serde_json::to_vec(&position)?, 0o600)).await;
+        let was_unsaved = std::mem::replace(&mut self.is_unsaved, saved.is_err());
+        match saved {
+            Ok(()) => self.unsaved_since = None,
+            Err(error) => {
+                self.unsaved_since = Some(Instant::now());
+                if !was_unsaved {
+                    tracing::warn!(%error, "the position of the lines that were sent cannot be written");
+                }
+            }
         }
-        Ok(())
-    }
-
-    async fn write_position(&mut self, position: &Position) -> io::Result<()> {
-        let (file, text) = (self.position_file.clone(), serde_json::to_vec(position)?);
-        on_files(move || files::replace(&file, &text, 0o600)).await
     }
 
     fn note_lost(&self) {
@@ -251,7 +314,7 @@ impl LogShipper {
         }
         match error {
             ShipError::Send(SendError::Status { retry_after, .. }) => *retry_after,
-            ShipError::Send(_) | ShipError::Log(_) => None,
+            ShipError::Send(_) | ShipError::Log(_) | ShipError::LeftOut(_) => None,
         }
     }
 }
@@ -259,7 +322,13 @@ impl LogShipper {
 /// Reads the position. A file that is no position counts as none.
 fn read_position(file: &Path) -> io::Result<Option<Position>> {
     match files::read_private(file) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Ok(text) => {
+            let position = serde_json::from_slice(&text);
+            if let Err(error) = &position {
+                tracing::error!(%error, file = %file.display(), "no position; lines are sent from the current file on");
+            }
+            Ok(position.ok())
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }

@@ -242,12 +242,17 @@ impl Daemon {
         self.services.tracker.close();
         let last_requests = tokio::time::timeout(LAST_REQUESTS, self.services.tracker.wait());
         let _ = self.services.abort.run_until_cancelled(last_requests).await;
-        self.shutdown().await
+        // The new process, which waits for the end of this one, sends the lines that are left.
+        self.stop(LogShipping::hand_over).await
     }
 
     /// Stops accepting, lets requests in flight finish within `drain_timeout`, aborts the others, and flushes the audit
     /// log. Returns true if nothing was aborted and the log was flushed.
     pub async fn shutdown(self) -> bool {
+        self.stop(LogShipping::finish).await
+    }
+
+    async fn stop<F: Future<Output = ()>>(self, end_shipping: impl FnOnce(LogShipping) -> F) -> bool {
         // The kernel refuses connections from now on.
         drop(self.takeover);
         self.services.drain.cancel();
@@ -268,7 +273,7 @@ impl Daemon {
         let closed = closing.await.is_ok();
         let flushed = self.services.audit.flush().await.is_ok();
         if let Some(shipping) = self.shipping {
-            shipping.finish().await;
+            end_shipping(shipping).await;
         }
         drained && closed && flushed
     }

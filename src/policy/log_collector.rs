@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use http::uri::PathAndQuery;
+
 use crate::model::host::Host;
 
 /// The server that lines of the audit log are sent to.
@@ -100,12 +102,8 @@ fn syslog(path: &str) -> Result<LogProtocol, LogCollectorError> {
 
 fn http_path(path: &str) -> Result<String, LogCollectorError> {
     let is_valid = path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
-    match path.chars().next() {
-        _ if !is_valid => Err(LogCollectorError::Path),
-        None => Ok("/".to_owned()),
-        Some('?') => Ok(format!("/{path}")),
-        Some(_) => Ok(path.to_owned()),
-    }
+    let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+    if is_valid && PathAndQuery::try_from(&*path).is_ok() { Ok(path) } else { Err(LogCollectorError::Path) }
 }
 
 /// The URL without path and query, which may hold a token.
@@ -170,6 +168,7 @@ mod tests {
             ("syslog://logs.test/x", Path),
             ("https://logs.test/#x", Path),
             ("https://logs.test/a b", Path),
+            ("https://logs.test/<a>", Path),
             ("https://logs.test/\r\nX: y", Path),
             ("https://u:p@logs.test/", UserInfo),
             ("http://logs.test/", Plain),

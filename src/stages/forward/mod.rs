@@ -27,7 +27,7 @@ use tokio_rustls::TlsConnector;
 
 use self::dial::Sockets;
 pub use self::dial::{OriginStream, connect_own_server};
-use self::early_answer::EarlyAnswer;
+pub(crate) use self::early_answer::EarlyAnswer;
 use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task};
 use self::retry::RetryCopy;
 use self::write_progress::WriteProgress;

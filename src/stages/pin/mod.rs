@@ -109,22 +109,22 @@ pub struct OwnEndpoints {
 pub enum OwnServer {
     /// The server of a shared ledger.
     Ledger,
-    /// A server that takes log lines over HTTP. It may share its addresses with other sites, and can require a credential.
-    HttpCollector,
-    /// A syslog server, which takes lines of anybody.
-    SyslogCollector,
+    /// A server that takes log lines of those who have a credential. It may share its addresses with other sites.
+    AuthenticatingCollector,
+    /// A server that takes log lines of anybody.
+    OpenCollector,
 }
 
 impl OwnServer {
     fn is_denied(self) -> bool {
-        self != Self::HttpCollector
+        self != Self::AuthenticatingCollector
     }
 
     /// Returns the rule that refuses requests to the server.
     fn rule(self) -> &'static str {
         match self {
             Self::Ledger => "address: the proxy's own ledger",
-            Self::HttpCollector | Self::SyslogCollector => "address: the proxy's own log collector",
+            Self::AuthenticatingCollector | Self::OpenCollector => "address: the proxy's own log collector",
         }
     }
 }

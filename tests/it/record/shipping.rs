@@ -246,7 +246,6 @@ async fn a_collector_that_fails_delays_nothing_and_gets_all_lines_later() {
     for _ in 0..10 {
         assert_eq!(lab.get(&url).await.status, 200);
     }
-    assert!(!collector.is_answered(), "requests did not wait for it");
     wait_for_all(&lab, &collector).await;
     assert!(collector.is_answered());
     let heads = collector.heads.lock().unwrap().clone();
@@ -285,6 +284,12 @@ async fn lines_are_messages_of_syslog() {
         assert_eq!(lab.get(&url).await.status, 200);
         wait_until("the connection is closed", || collector.is_answered()).await;
         assert!(collector.lines().len() > before);
+        let connections = collector.connections.load(Ordering::SeqCst);
+        assert_eq!(lab.get(&url).await.status, 200);
+        wait_until("a new connection", || collector.connections.load(Ordering::SeqCst) > connections).await;
+        assert_eq!(lab.get(&url).await.status, 200);
+        let last = written(lab.dir.path()).pop().unwrap();
+        wait_until("the last line arrives", || collector.lines().contains(&last)).await;
         let heads = collector.heads.lock().unwrap().clone();
         let pid = std::process::id();
         for (head, line) in heads.iter().zip(collector.lines()) {
@@ -295,6 +300,63 @@ async fn lines_are_messages_of_syslog() {
             assert!(parts[1].len() <= "2026-11-27T01:02:03.123456Z".len(), "{head}");
         }
     }
+}
+
+/// A server that accepts connections and says nothing delays neither a request nor the end of the daemon.
+#[tokio::test]
+async fn a_silent_collector_delays_nothing() {
+    let builder = LabBuilder::new().await;
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let (lab, url) = lab(builder, &format!("ship = \"http://{}/\"", silent.local_addr().unwrap())).await;
+    for _ in 0..10 {
+        assert_eq!(lab.get(&url).await.status, 200);
+    }
+    let (stream, _) = silent.accept().await.unwrap();
+    let start = std::time::Instant::now();
+    assert!(lab.daemon.shutdown().await);
+    assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
+    drop(stream);
+}
+
+/// Some servers refuse the size before they have read the body, and close; some never end the body of their answer.
+#[tokio::test]
+async fn early_and_endless_answers_are_understood() {
+    let builder = LabBuilder::new().await;
+    let collector = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = collector.local_addr().unwrap();
+    let (lab, url) = lab(builder, &format!("ship = \"http://{address}/\"")).await;
+    for _ in 0..40 {
+        assert_eq!(lab.get(&format!("{url}{}", "y".repeat(2_000))).await.status, 200);
+    }
+    let answers = async {
+        let mut sizes = Vec::new();
+        // Large batches are refused by their head alone.
+        loop {
+            let (mut stream, _) = collector.accept().await.unwrap();
+            let head = read_head(&mut stream).await.to_ascii_lowercase();
+            let Some(length) = head.split("content-length: ").nth(1) else { continue };
+            let length: usize = length.split("\r\n").next().unwrap().parse().unwrap();
+            if length < 5_000 {
+                // Sent before the requests. It comes again, with more.
+                continue;
+            }
+            sizes.push(length);
+            if length > 30_000 {
+                stream.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await.unwrap();
+                continue;
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 100\r\n\r\nendless").await.unwrap();
+            // The next batch comes over another connection, although this one is open.
+            let (mut stream, _) = collector.accept().await.unwrap();
+            let head = read_head(&mut stream).await;
+            assert!(head.starts_with("POST / HTTP/1.1"), "{head}");
+            return sizes;
+        }
+    };
+    let sizes = tokio::time::timeout(lab::TIMEOUT, answers).await.expect("it goes on");
+    assert!(sizes.len() > 1 && sizes[0] > 30_000, "{sizes:?}");
 }
 
 /// A batch that is too large for the server is divided, and a line that is too large is left out.
