@@ -127,6 +127,9 @@ impl Daemon {
         file: Option<ConfigFile>,
     ) -> Result<Self, StartError> {
         let mut listeners = Listeners::open(sockets, &settings).await?;
+        if let Some(listener) = precheck::without_owners(&settings) {
+            tracing::warn!(listener = %listener.at, "{}", precheck::NO_OWNERS);
+        }
         let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
         let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;

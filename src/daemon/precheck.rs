@@ -17,11 +17,12 @@ use super::own_server::OwnServers;
 use super::{ledger, vault};
 use crate::files;
 use crate::flow::listener::ConnectionSetup;
+use crate::flow::peer_user;
 use crate::ledger::reach;
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
 use crate::policy::rule::Policy;
-use crate::policy::settings::{LedgerAt, ListenAt, Roots, Settings};
+use crate::policy::settings::{LedgerAt, ListenAt, ProxyListener, Roots, Settings};
 use crate::policy::source;
 use crate::policy::store::PolicyStore;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -70,6 +71,9 @@ pub fn find(settings: &Settings) -> Found {
     if found.problems.iter().all(|problem| problem.path != STATE_DIR) {
         check_secrets(settings, &mut found);
     }
+    if let Some(listener) = without_owners(settings) {
+        found.warning(&format!("{}.user_tasks", listener.key), NO_OWNERS, "");
+    }
     for listener in &settings.proxy.listeners {
         check_address(&listener.key, &listener.at, &mut found);
     }
@@ -78,6 +82,17 @@ pub fn find(settings: &Settings) -> Found {
     }
     found
 }
+
+/// Returns the first listener whose clients are known by their user, if the kernel does not say who owns a socket.
+#[must_use]
+pub fn without_owners(settings: &Settings) -> Option<&ProxyListener> {
+    let listener = settings.proxy.listeners.iter().find(|listener| !listener.tasks.loopback_users.is_empty());
+    listener.filter(|_| !peer_user::is_supported().unwrap_or_default())
+}
+
+/// The problem of such a listener.
+pub(super) const NO_OWNERS: &str =
+    "the kernel does not say here who owns a socket (sock_diag), so clients of this listener need a token";
 
 /// Checks that the daemon's own servers can be reached: that of a shared ledger, and the log collector. Only the first one is
 /// needed for requests.

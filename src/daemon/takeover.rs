@@ -302,7 +302,11 @@ fn receive(stream: &net::UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut sockets = Vec::new();
     for part in rights.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = part {
-            sockets.extend(passed);
+            for socket in passed {
+                #[cfg(not(target_os = "linux"))]
+                rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+                sockets.push(socket);
+            }
         }
     }
     Ok((message, sockets))

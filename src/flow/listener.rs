@@ -254,7 +254,13 @@ impl Listener {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
                 socket_options::set(&stream);
-                let owner = || peer_user::of_connection(address, stream.local_addr().ok()?);
+                let owner = || {
+                    let owner = peer_user::of_connection(address, stream.local_addr().ok()?);
+                    // A client that has reset this connection frees its port, and another user may have it by now.
+                    owner.filter(|_| {
+                        stream.peer_addr().is_ok() && stream.take_error().is_ok_and(|error| error.is_none())
+                    })
+                };
                 let task = self.tasks.of_address(address.ip()).or_else(|| self.tasks.of_loopback_user(owner));
                 let task = task.cloned();
                 Ok(Accepted::Tcp(stream, address, task))

@@ -16,9 +16,17 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// The length of `nlmsghdr`.
 const HEADER: usize = 16;
-/// The offsets of `idiag_uid` and `idiag_inode` in `inet_diag_msg`.
+/// The offsets in `inet_diag_msg` of `idiag_state`, of the ports and addresses, of `idiag_uid` and of `idiag_inode`.
+const STATE_AT: usize = 1;
+const ADDRESSES_AT: usize = 4;
 const UID_AT: usize = 64;
 const INODE_AT: usize = 68;
+/// The offset of the ports and addresses in `inet_diag_req_v2`, and their length.
+const REQUESTED_AT: usize = 8;
+const ADDRESSES: usize = 36;
+/// The states of a connection whose client has not closed it: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK and
+/// CLOSING. Without such a connection, the kernel reports a socket that listens at the client's port.
+const OPEN_STATES: [u8; 6] = [1, 4, 5, 8, 9, 11];
 /// The id that the kernel reports for users that this user namespace does not have (`kernel.overflowuid`).
 const OVERFLOW: u32 = 65534;
 
@@ -26,8 +34,12 @@ const OVERFLOW: u32 = 65534;
 /// machine, or if it has closed its socket: the kernel reports such sockets as root's.
 #[must_use]
 pub fn of_connection(client: SocketAddr, ours: SocketAddr) -> Option<u32> {
-    let answer = ask(&request(client, ours)).ok()?;
-    owner(&answer)
+    // A packet filter can pass connections of other machines on to the loopback interface.
+    if !client.ip().to_canonical().is_loopback() {
+        return None;
+    }
+    let request = request(client, ours);
+    owner(&request, &ask(&request).ok()?)
 }
 
 /// Returns whether the kernel reports owners here.
@@ -101,10 +113,18 @@ fn octets(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Returns the owner in the kernel's answer.
-fn owner(answer: &[u8]) -> Option<u32> {
+/// Returns the owner in the kernel's answer, if it is about the connection of the request.
+fn owner(request: &[u8], answer: &[u8]) -> Option<u32> {
     let kind = answer.get(4..6)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))?;
     if kind != BY_FAMILY {
+        return None;
+    }
+    let addresses = |message: &[u8], at: usize| {
+        let from = HEADER.checked_add(at)?;
+        message.get(from..from.checked_add(ADDRESSES)?).map(<[u8]>::to_vec)
+    };
+    let state = answer.get(HEADER.checked_add(STATE_AT)?)?;
+    if !OPEN_STATES.contains(state) || addresses(request, REQUESTED_AT)? != addresses(answer, ADDRESSES_AT)? {
         return None;
     }
     let number = |at: usize| {
@@ -150,6 +170,15 @@ mod tests {
             drop(client);
             // The kernel reports an orphan as root's, or not at all.
             assert_eq!(of_connection(address, ours), None, "closed: {listen} {to}");
+            drop(accepted);
+            // Without a connection, it reports a socket that listens at the client's port.
+            let at_port = if listen.starts_with("127") { "0.0.0.0" } else { "::" };
+            let socket =
+                socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
+            socket.set_reuse_address(true).unwrap();
+            socket.bind(&SocketAddr::new(at_port.parse().unwrap(), address.port()).into()).unwrap();
+            socket.listen(1).unwrap();
+            assert_eq!(of_connection(address, ours), None, "a listener: {listen} {to}");
             let other = SocketAddr::new(address.ip(), 1);
             assert_eq!(of_connection(other, ours), None, "another port: {listen} {to}");
         }
@@ -157,20 +186,36 @@ mod tests {
 
     #[test]
     fn an_answer_without_an_owner_names_nobody() {
-        let answer = |kind: u16, uid: u32, inode: u32| {
+        let asked = request("127.0.0.1:40000".parse().unwrap(), "127.0.0.1:3128".parse().unwrap());
+        let with_state = |state: u8, kind: u16, uid: u32, inode: u32| {
             let mut bytes = vec![0; HEADER + 72];
+            bytes[HEADER + STATE_AT] = state;
+            let from = HEADER + REQUESTED_AT;
+            bytes[HEADER + ADDRESSES_AT..][..ADDRESSES].copy_from_slice(&asked[from..from + ADDRESSES]);
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
             bytes[HEADER + UID_AT..HEADER + UID_AT + 4].copy_from_slice(&uid.to_ne_bytes());
             bytes[HEADER + INODE_AT..HEADER + INODE_AT + 4].copy_from_slice(&inode.to_ne_bytes());
             bytes
         };
-        assert_eq!(owner(&answer(BY_FAMILY, 1000, 7)), Some(1000));
-        assert_eq!(owner(&answer(BY_FAMILY, 0, 7)), Some(0));
-        assert_eq!(owner(&answer(BY_FAMILY, 0, 0)), None);
-        assert_eq!(owner(&answer(BY_FAMILY, OVERFLOW, 7)), None);
-        assert_eq!(owner(&answer(2, 1000, 7)), None);
-        for length in 0..HEADER + 72 {
-            assert_eq!(owner(&answer(BY_FAMILY, 1000, 7)[..length]), None, "{length}");
+        let answer = |kind: u16, uid: u32, inode: u32| with_state(1, kind, uid, inode);
+        let of = |answer: &[u8]| owner(&asked, answer);
+        assert_eq!(of(&answer(BY_FAMILY, 1000, 7)), Some(1000));
+        assert_eq!(of(&answer(BY_FAMILY, 0, 7)), Some(0));
+        assert_eq!(of(&answer(BY_FAMILY, 0, 0)), None);
+        assert_eq!(of(&answer(BY_FAMILY, OVERFLOW, 7)), None);
+        assert_eq!(of(&answer(2, 1000, 7)), None);
+        for state in 0..=12 {
+            let is_open = OPEN_STATES.contains(&state);
+            assert_eq!(of(&with_state(state, BY_FAMILY, 1000, 7)).is_some(), is_open, "{state}");
         }
+        for at in ADDRESSES_AT..ADDRESSES_AT + ADDRESSES {
+            let mut other = answer(BY_FAMILY, 1000, 7);
+            other[HEADER + at] ^= 1;
+            assert_eq!(of(&other), None, "another connection: {at}");
+        }
+        for length in 0..HEADER + 72 {
+            assert_eq!(of(&answer(BY_FAMILY, 1000, 7)[..length]), None, "{length}");
+        }
+        assert_eq!(of_connection("192.0.2.1:22".parse().unwrap(), "127.0.0.1:3128".parse().unwrap()), None);
     }
 }

@@ -653,6 +653,11 @@ pub(super) mod tests {
                 "loopback",
             ),
             (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nuser_tasks = { 65534 = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].user_tasks.65534",
+                "one's own",
+            ),
+            (
                 "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nuser_tasks = { x = \"t\" }\n[tasks.t]",
                 "proxy.listeners[0].user_tasks.x",
                 "1001",

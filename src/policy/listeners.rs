@@ -155,6 +155,9 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
 
 const WITH_CERTIFICATES: &str = "each client has a certificate that names its task";
 
+/// The usual id of users that a user namespace does not have (`kernel.overflowuid`).
+const UNKNOWN_USER: u32 = 65534;
+
 fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings) {
     let at = |key: &str| format!("{}.{key}", listener.key);
     let ListenerTasks { all, networks, users, loopback_users } = &listener.tasks;
@@ -179,6 +182,13 @@ fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings)
             at(key),
             format!("everybody who can reach {address} would act as this task"),
             "an address of the loopback interface, or cidr_tasks with the networks of the clients",
+        );
+    }
+    if loopback_users.contains_key(&UNKNOWN_USER) {
+        findings.problem(
+            format!("{}.{UNKNOWN_USER}", at(key)),
+            "the kernel reports users that it cannot name by this id",
+            "a user of one's own",
         );
     }
     if has_users && !address.ip().to_canonical().is_loopback() {

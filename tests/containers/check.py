@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,8 @@ log_driver = "k8s-file"
 """
 CHECKS = []
 SH = shutil.which("sh")
+# The names of everything that is made here begin with it, so that nothing of others is touched.
+OWN = f"exeat-check-{os.getpid()}"
 
 
 def check(function):
@@ -91,13 +94,11 @@ class Engine:
         return subprocess.run(command, capture_output=True, env=self.env, timeout=60).returncode == 0
 
     def works(self):
-        """Whether a container can be run."""
-        if not self.name:
-            return False
-        ran = self.run("run", "--rm", "--network", "none", "exeat", "--version", may_fail=True)
-        if not ran.startswith("exeat "):
+        """Whether a container can be run. That of exeat is not asked: if it cannot, that is a failure."""
+        ran = self.run("run", "--rm", "--network", "none", "--entrypoint", SH, f"{OWN}-tools", "-c", "echo works", may_fail=True)
+        if ran.strip() != "works":
             print(f"{self.name} cannot run a container here: {ran.strip()[-400:]}")
-        return ran.startswith("exeat ")
+        return ran.strip() == "works"
 
     def _finish(self, command, may_fail, **options):
         done = subprocess.run(command, capture_output=True, text=True, env=self.env, timeout=120, **options)
@@ -110,7 +111,7 @@ class Engine:
 
     def compose(self, folder, *args, may_fail=False):
         files = ["compose.yaml", *(["compose.podman.yaml"] if self.name == "podman" else []), "compose.override.yaml"]
-        files = [part for file in files for part in ["-f", file]]
+        files = ["-p", OWN, *(part for file in files for part in ["-f", file])]
         return self._finish([*self.compose_command, *files, *args], may_fail, cwd=folder)
 
     def inspect(self, container):
@@ -147,7 +148,7 @@ def build_images(engine, binary, work):
     context.mkdir()
     subprocess.run(["sh", str(ROOT / "packaging/tree.sh"), binary, str(context / "tree")], check=True)
     stage = (ROOT / "Dockerfile").read_text().split("FROM scratch", 1)[1].replace("--from=build ", "").replace("/tree/", "tree/")
-    engine.build("exeat", context, f"FROM scratch{stage}")
+    engine.build(f"{OWN}-exeat", context, f"FROM scratch{stage}")
 
     context = work / "tools"
     stdlib = Path(sysconfig.get_path("stdlib"))
@@ -163,9 +164,7 @@ def build_images(engine, binary, work):
     (context / "tree/tmp").mkdir(mode=0o1777)
     shutil.copy(ROOT / "tests/containers/origin.py", context / "tree/origin.py")
     links = "\n".join(f"ENV {line}" for line in [f"PATH=/usr/bin:/bin:{Path(python).parent}", f"PYTHON={python}"])
-    engine.build("exeat-test-tools", context, f'FROM scratch\nCOPY tree/ /\n{links}\nENTRYPOINT ["/usr/bin/curl"]\n')
-    # The image that the examples name.
-    engine.run("tag", "exeat-test-tools", "docker.io/curlimages/curl:8.16.0")
+    engine.build(f"{OWN}-tools", context, f'FROM scratch\nCOPY tree/ /\n{links}\nENTRYPOINT ["/usr/bin/curl"]\n')
     return python
 
 
@@ -183,12 +182,12 @@ class Place:
             check=True, capture_output=True)
         key.chmod(0o644)
         no_dns = ["--disable-dns"] if engine.name == "podman" else []
-        engine.run("network", "create", "--internal", *no_dns, "exeat-inside")
-        engine.run("network", "create", "exeat-outside")
-        self.start("origin", ["-v", f"{self.certificates}:/certificates:ro"], "exeat-test-tools", ["/origin.py"], "exeat-outside", python)
-        self.origin = engine.address("origin", "exeat-outside")
+        engine.run("network", "create", "--internal", *no_dns, f"{OWN}-inside")
+        engine.run("network", "create", f"{OWN}-outside")
+        self.start(f"{OWN}-origin", ["-v", f"{self.certificates}:/certificates:ro"], f"{OWN}-tools", ["/origin.py"], f"{OWN}-outside", python)
+        self.origin = engine.address(f"{OWN}-origin", f"{OWN}-outside")
         # 443 is for root, or for a container whose namespace allows it.
-        self.wait("the origin", lambda: "listens" in engine.run("logs", "origin", may_fail=True))
+        self.wait("the origin", lambda: "listens" in engine.run("logs", f"{OWN}-origin", may_fail=True))
 
     def start(self, name, options, image, command, network, entrypoint=None):
         entry = ["--entrypoint", entrypoint] if entrypoint else []
@@ -223,11 +222,11 @@ class Place:
         status = Path(f"/proc/{pid}/status").read_text()
         return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
 
-    def sandboxed(self, options, script, network="exeat-inside"):
+    def sandboxed(self, options, script, network=f"{OWN}-inside"):
         """Runs a script in a sandbox."""
         return self.engine.run(
             "run", "--rm", "--network", network, "--dns", "127.0.0.1", "--cap-drop", "ALL", "--entrypoint", SH, *options,
-            "exeat-test-tools", "-c", script, may_fail=True)
+            f"{OWN}-tools", "-c", script, may_fail=True)
 
 
 def is_confined(place, container):
@@ -288,7 +287,7 @@ def assert_no_way_out(place, run):
 @check
 def a_network_that_is_not_internal_has_these_ways_out(place):
     """The same attempts succeed elsewhere, so that they show something."""
-    ways = ways_out(place, lambda script: place.sandboxed([], script, "exeat-outside"))
+    ways = ways_out(place, lambda script: place.sandboxed([], script, f"{OWN}-outside"))
     holds("reached the origin" in ways and "reached by resolve" in ways, ways)
     if place.engine.name == "podman":
         holds("reached another address" in ways and any("resolver" in way for way in ways), ways)
@@ -302,8 +301,11 @@ def the_compose_example(place):
     file = folder / "exeat/exeat.toml"
     file.write_text(place.widened(file.read_text()))
     override = {
-        "services": {"exeat": {"volumes": [f"{place.certificates}:/certificates:ro"]}},
-        "networks": {"outside": {"external": True, "name": "exeat-outside"}},
+        "services": {
+            "exeat": {"image": f"{OWN}-exeat", "volumes": [f"{place.certificates}:/certificates:ro"]},
+            "sandbox": {"image": f"{OWN}-tools"},
+        },
+        "networks": {"outside": {"external": True, "name": f"{OWN}-outside"}},
     }
     (folder / "compose.override.yaml").write_text(json.dumps(override))
     # As the file says it, without the build.
@@ -320,14 +322,15 @@ def the_compose_example(place):
     holds("HTTPS_PROXY=http://research:" in env and VALUE not in env, env)
     (folder / "sandbox.env").write_text(env)
     try:
-        engine.compose(folder, "up", "-d")
+        engine.compose(folder, "up", "-d", *(["--no-build"] if engine.name == "docker" else []))
         listed = engine.run("ps", "-a", "--format", "{{.Names}}").split()
-        proxy, sandbox = (next(name for name in listed if service in name and "compose" in name) for service in ["exeat", "sandbox"])
+        of = lambda service: next(name for name in listed if re.fullmatch(f"{OWN}[-_]{service}[-_]1", name))
+        proxy, sandbox = of("exeat"), of("sandbox")
         place.wait("the sandbox", lambda: engine.inspect(sandbox)["State"]["Status"] == "exited")
         said = engine.run("logs", sandbox, may_fail=True)
         holds('"path": "/repos/rust-lang/rust"' in said, "the sandbox got", said, engine.run("logs", proxy, may_fail=True))
         holds(VALUE not in said and VALUE not in json.dumps(engine.inspect(sandbox)), "the sandbox has the key")
-        seen = engine.run("logs", "origin", may_fail=True)
+        seen = engine.run("logs", f"{OWN}-origin", may_fail=True)
         holds(f"authorization=Bearer {VALUE}" in seen, "the origin saw", seen)
         place.wait("health", lambda: place.is_healthy(proxy))
         is_confined(place, proxy)
@@ -344,6 +347,7 @@ def the_compose_example(place):
 
 def serve(place, name, config, networks, more=()):
     """Starts exeat with a configuration, confined as the examples have it."""
+    name = f"{OWN}-{name}"
     folder = place.work / name
     folder.mkdir()
     (folder / "exeat.toml").write_text(place.widened(config))
@@ -352,7 +356,7 @@ def serve(place, name, config, networks, more=()):
         name,
         ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "-v", f"{folder}:/etc/exeat:ro",
          "-v", f"{place.certificates}:/certificates:ro", "-e", "GITHUB_TOKEN", "-e", "AGENT_TOKEN", *more],
-        "exeat", ["serve"], networks[0])
+        f"{OWN}-exeat", ["serve"], networks[0])
     for network in networks[1:]:
         engine.run("network", "connect", network, name)
     place.wait(f"{name}: {engine.run('logs', name, may_fail=True)}", lambda: place.is_healthy(name))
@@ -370,32 +374,32 @@ def ask(place, proxy, path="/repos/x"):
 def a_proxy_between_a_sandbox_and_an_origin(place):
     """The configuration of the sidecar, in a container of its own."""
     config = (ROOT / "config/sidecar.toml").read_text().replace("127.0.0.1:3128", "0.0.0.0:3128")
-    proxy = serve(place, "sidecar", config, ["exeat-inside", "exeat-outside"])
-    is_confined(place, "sidecar")
+    proxy = serve(place, "sidecar", config, [f"{OWN}-inside", f"{OWN}-outside"])
+    is_confined(place, f"{OWN}-sidecar")
     answer = ask(place, proxy)
-    holds(answer == "200 200", "an allowed request:", answer, place.engine.run("logs", "sidecar", may_fail=True))
+    holds(answer == "200 200", "an allowed request:", answer, place.engine.run("logs", f"{OWN}-sidecar", may_fail=True))
     holds(ask(place, proxy, "/user").endswith("403"), "another path")
     assert_no_way_out(place, lambda script: place.sandboxed([], script))
-    logs = place.engine.run("logs", "sidecar", may_fail=True)
+    logs = place.engine.run("logs", f"{OWN}-sidecar", may_fail=True)
     holds('"event":"closed"' in logs and VALUE not in logs, "the log:", logs)
-    place.engine.run("kill", "-s", "KILL", "sidecar")
+    place.engine.run("kill", "-s", "KILL", f"{OWN}-sidecar")
     holds(ask(place, proxy) == "000 000", "without the proxy")
     assert_no_way_out(place, lambda script: place.sandboxed([], script))
 
 
 @check
 def two_proxies_share_a_redis_server(place):
-    place.start("redis", ["--user", "65533", "--read-only", "--cap-drop", "ALL"], "exeat-test-tools",
-                ["--save", "", "--protected-mode", "no"], "exeat-outside", shutil.which("redis-server"))
-    server = place.engine.address("redis", "exeat-outside")
+    place.start(f"{OWN}-redis", ["--user", "65533", "--read-only", "--cap-drop", "ALL"], f"{OWN}-tools",
+                ["--save", "", "--protected-mode", "no"], f"{OWN}-outside", shutil.which("redis-server"))
+    server = place.engine.address(f"{OWN}-redis", f"{OWN}-outside")
     config = (ROOT / "config/sidecar.toml").read_text().replace("127.0.0.1:3128", "0.0.0.0:3128")
     shared = (f'[ledger]\nstore = "redis://{server}"\nkey = "env:LEDGER_KEY"\n[plans.few.raw]\ncalls_per_minute = 5\n')
     config = config.replace("[tasks.agent]\n", f"{shared}[tasks.agent]\nplan = \"few\"\n")
     more = ["-e", f"LEDGER_KEY={'5a' * 32}"]
-    proxies = [serve(place, f"proxy-{n}", config, ["exeat-inside", "exeat-outside"], more) for n in range(2)]
+    proxies = [serve(place, f"proxy-{n}", config, [f"{OWN}-inside", f"{OWN}-outside"], more) for n in range(2)]
     answers = [ask(place, proxies[n % 2]) for n in range(7)]
     # Each proxy alone would let five through.
-    holds(answers == ["200 200"] * 5 + ["200 429"] * 2, "the answers:", answers, place.engine.run("logs", "proxy-0", may_fail=True))
+    holds(answers == ["200 200"] * 5 + ["200 429"] * 2, "the answers:", answers, place.engine.run("logs", f"{OWN}-proxy-0", may_fail=True))
 
 
 def in_a_network_of_its_own():
@@ -406,6 +410,10 @@ def in_a_network_of_its_own():
         os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *sys.argv])
     run = lambda *command: subprocess.run(command, check=True, capture_output=True)
     resolv.write_text(f"nameserver {RESOLVER}\n")
+    # Where Podman keeps what does not depend on --root.
+    for directory in ["/run", "/etc/containers/networks"]:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        run("mount", "-t", "tmpfs", "tmpfs", directory)
     run("mount", "--bind", str(resolv), os.path.realpath("/etc/resolv.conf"))
     resolv.unlink()
     run("ip", "link", "set", "lo", "up")
@@ -427,15 +435,35 @@ def in_a_network_of_its_own():
     threading.Thread(target=answer, daemon=True).start()
 
 
+def clean_up(engine, work):
+    """Removes what was made here. One failure does not keep the rest."""
+    def attempt(*command):
+        try:
+            return engine.run(*command, may_fail=True).split()
+        except subprocess.TimeoutExpired:
+            return []
+
+    containers = [name for name in attempt("ps", "-a", "--format", "{{.Names}}") if name.startswith(OWN)]
+    if containers:
+        attempt("rm", "-f", "-v", *containers)
+    attempt("network", "rm", f"{OWN}-inside", f"{OWN}-outside")
+    attempt("rmi", "-f", f"{OWN}-exeat", f"{OWN}-tools")
+    if engine.name == "podman":
+        # Its storage is below `work`, and mounts layers there.
+        for mount in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if (at := mount.split()[1]).startswith(f"{work}/"):
+                subprocess.run(["umount", "-l", at], capture_output=True)
+
+
 def main(binary):
     if not docker_answers() and podman_can_be_used():
         in_a_network_of_its_own()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("containers: ended by a signal"))
     work = Path(tempfile.mkdtemp(prefix="exeat-containers-"))
     engine = Engine(work)
-    place = None
     try:
         python = build_images(engine, binary, work) if engine.name else None
-        if not engine.works():
+        if not engine.name or not engine.works():
             print("skipped, because no container engine runs here:")
             for function in CHECKS:
                 print(f"  {function.__name__}")
@@ -454,13 +482,7 @@ def main(binary):
         print(f"containers: {len(CHECKS) - len(skipped)} checks passed, {len(skipped)} skipped")
     finally:
         if engine.name:
-            listed = engine.run("ps", "-aq", "--filter", "network=exeat-outside", "--filter", "network=exeat-inside", may_fail=True).split()
-            names = [name for name in ["origin", "sidecar", "redis", "proxy-0", "proxy-1"]]
-            engine.run("rm", "-f", "-v", *names, *[one for one in listed if re.fullmatch("[0-9a-f]{12,}", one)], may_fail=True)
-            engine.run("network", "rm", "-f", "exeat-inside", "exeat-outside", may_fail=True)
-            engine.run("rmi", "-f", "exeat", "exeat-test-tools", "docker.io/curlimages/curl:8.16.0", may_fail=True)
-            if engine.name == "podman":
-                engine.run("system", "reset", "-f", may_fail=True)
+            clean_up(engine, work)
         shutil.rmtree(work, ignore_errors=True)
 
 

@@ -16,7 +16,11 @@ pub(super) fn disable_core_dumps() {
 /// Raises the soft limit of open files to the hard limit. The daemon divides the descriptors among its parts.
 pub(super) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+    // macOS refuses an unlimited one.
+    let raised = [limit.maximum, Some(10_240)]
+        .into_iter()
+        .map(|current| setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }));
+    if let Some(Err(error)) = raised.reduce(Result::or) {
         tracing::warn!(%error, "the limit of open files cannot be raised");
     }
 }
