@@ -55,6 +55,9 @@ pub(super) fn run(config: Option<&Path>, json: bool, scope: Scope) -> Exit {
         }
         let which = if scope == Scope::Offline { ", as far as it can be checked offline" } else { "" };
         say(format_args!("the configuration is valid{which}"));
+        if config.is_none() {
+            say("it is the built-in one, which denies everything: no file was named with -c or EXEAT_CONFIG");
+        }
     } else {
         paths::report_problems(config, &problems);
     }

@@ -134,7 +134,7 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
     let environment = Environment::take_from_process(&named, made.as_ref()).map_err(io_failed)?;
     let state = match args.isolate {
         true => Environment::inherited_directory().ok_or(io::ErrorKind::NotFound.into()).and_then(RunDirectory::hidden),
-        false => RunDirectory::visible(),
+        false => RunDirectory::visible(args.password),
     };
     let state = state.map_err(|error| {
         say(format_args!("exeat: the directory of the run: {error}"));

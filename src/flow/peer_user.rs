@@ -21,9 +21,8 @@ const STATE_AT: usize = 1;
 const ADDRESSES_AT: usize = 4;
 const UID_AT: usize = 64;
 const INODE_AT: usize = 68;
-/// The offset of the ports and addresses in `inet_diag_req_v2`, and their length.
+/// The offset of the ports and addresses in `inet_diag_req_v2`.
 const REQUESTED_AT: usize = 8;
-const ADDRESSES: usize = 36;
 /// The states of a connection whose client has not closed it: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK and
 /// CLOSING. Without such a connection, the kernel reports a socket that listens at the client's port.
 const OPEN_STATES: [u8; 6] = [1, 4, 5, 8, 9, 11];
@@ -119,12 +118,8 @@ fn owner(request: &[u8], answer: &[u8]) -> Option<u32> {
     if kind != BY_FAMILY {
         return None;
     }
-    let addresses = |message: &[u8], at: usize| {
-        let from = HEADER.checked_add(at)?;
-        message.get(from..from.checked_add(ADDRESSES)?).map(<[u8]>::to_vec)
-    };
     let state = answer.get(HEADER.checked_add(STATE_AT)?)?;
-    if !OPEN_STATES.contains(state) || addresses(request, REQUESTED_AT)? != addresses(answer, ADDRESSES_AT)? {
+    if !OPEN_STATES.contains(state) || ends(request, REQUESTED_AT)? != ends(answer, ADDRESSES_AT)? {
         return None;
     }
     let number = |at: usize| {
@@ -134,6 +129,22 @@ fn owner(request: &[u8], answer: &[u8]) -> Option<u32> {
     let (uid, inode) = (number(UID_AT)?, number(INODE_AT)?);
     // A socket without an inode has been closed by its process.
     (inode != 0 && uid != OVERFLOW).then_some(uid)
+}
+
+/// Returns the two ends of the connection that a message is about. IPv4 connections of IPv6 sockets have IPv4 addresses.
+fn ends(message: &[u8], at: usize) -> Option<[SocketAddr; 2]> {
+    let family = *message.get(HEADER)?;
+    let (ports, addresses) = message.get(HEADER.checked_add(at)?..)?.split_at_checked(4)?;
+    let port = |bytes: &[u8]| bytes.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
+    let address = |bytes: &[u8]| {
+        Some(match family {
+            AF_INET => IpAddr::from(*bytes.first_chunk::<4>()?),
+            AF_INET6 => IpAddr::from(*bytes.first_chunk::<16>()?).to_canonical(),
+            _ => return None,
+        })
+    };
+    let client = SocketAddr::new(address(addresses)?, port(ports)?);
+    Some([client, SocketAddr::new(address(addresses.get(16..)?)?, port(ports.get(2..)?)?)])
 }
 
 #[cfg(test)]
@@ -160,7 +171,15 @@ mod tests {
     #[test]
     fn the_owner_of_a_connection_is_found_until_it_closes_its_socket() {
         assert!(is_supported().unwrap());
-        for (listen, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+        // Some programs have IPv6 sockets only, gRPC for example.
+        let rows = [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("127.0.0.1:0", "::ffff:127.0.0.1"),
+            ("[::1]:0", "::1"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::]:0", "::ffff:127.0.0.1"),
+        ];
+        for (listen, to) in rows {
             let (mut client, accepted, address) = connected(listen, to);
             let ours = accepted.local_addr().unwrap();
             assert_eq!(of_connection(address, ours), us(), "{listen} {to}");
@@ -189,9 +208,10 @@ mod tests {
         let asked = request("127.0.0.1:40000".parse().unwrap(), "127.0.0.1:3128".parse().unwrap());
         let with_state = |state: u8, kind: u16, uid: u32, inode: u32| {
             let mut bytes = vec![0; HEADER + 72];
+            bytes[HEADER] = AF_INET;
             bytes[HEADER + STATE_AT] = state;
             let from = HEADER + REQUESTED_AT;
-            bytes[HEADER + ADDRESSES_AT..][..ADDRESSES].copy_from_slice(&asked[from..from + ADDRESSES]);
+            bytes[HEADER + ADDRESSES_AT..][..36].copy_from_slice(&asked[from..from + 36]);
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
             bytes[HEADER + UID_AT..HEADER + UID_AT + 4].copy_from_slice(&uid.to_ne_bytes());
             bytes[HEADER + INODE_AT..HEADER + INODE_AT + 4].copy_from_slice(&inode.to_ne_bytes());
@@ -208,7 +228,8 @@ mod tests {
             let is_open = OPEN_STATES.contains(&state);
             assert_eq!(of(&with_state(state, BY_FAMILY, 1000, 7)).is_some(), is_open, "{state}");
         }
-        for at in ADDRESSES_AT..ADDRESSES_AT + ADDRESSES {
+        // Two ports, and the first four bytes of each address.
+        for at in [0, 1, 2, 3, 4, 7, 20, 23].map(|at| ADDRESSES_AT + at) {
             let mut other = answer(BY_FAMILY, 1000, 7);
             other[HEADER + at] ^= 1;
             assert_eq!(of(&other), None, "another connection: {at}");

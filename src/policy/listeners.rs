@@ -47,7 +47,7 @@ impl Readable for OwnTasks {
         let (users, loopback_users) = if is_tcp { (BTreeMap::new(), users) } else { (users, BTreeMap::new()) };
         let tasks = ListenerTasks { all, networks, users, loopback_users };
         if tasks == ListenerTasks::default() && !findings.has(path) {
-            findings.problem(path, "it has no task", "task = \"NAME\", or an address in listen");
+            findings.problem(path, "it has no task", "task = \"NAME\", user_tasks or cidr_tasks");
         }
         Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks }))
     }

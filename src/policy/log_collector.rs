@@ -32,7 +32,7 @@ pub enum LogProtocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogCollectorError {
     /// The scheme is not known.
-    #[error("the scheme is none of syslog, syslog+tls and https")]
+    #[error("the scheme is none of https, syslog+tls, syslog, and http for an agent on this machine")]
     Scheme,
     /// The URL has a user or a password.
     #[error("the URL contains a user or password")]
@@ -44,7 +44,7 @@ pub enum LogCollectorError {
     #[error("the path of the URL is invalid")]
     Path,
     /// Plain HTTP to another machine.
-    #[error("http:// is only for an agent at a loopback address")]
+    #[error("http:// is only for an agent on this machine, by its address, such as 127.0.0.1")]
     Plain,
 }
 

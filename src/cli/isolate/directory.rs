@@ -30,13 +30,14 @@ pub(in super::super) enum RunDirectory {
 }
 
 impl RunDirectory {
-    /// Creates a directory that only this user can access.
+    /// Creates a directory that only this user can access. With `others`, all users can read the files in it that are for them:
+    /// the certificates. They cannot list it.
     ///
     /// # Errors
     /// I/O errors.
-    pub(in super::super) fn visible() -> io::Result<Self> {
-        let private = fs::Permissions::from_mode(0o700);
-        tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map(Self::Visible)
+    pub(in super::super) fn visible(others: bool) -> io::Result<Self> {
+        let permissions = fs::Permissions::from_mode(if others { 0o711 } else { 0o700 });
+        tempfile::Builder::new().prefix("exeat-run-").permissions(permissions).tempdir().map(Self::Visible)
     }
 
     /// Returns the hidden directory whose descriptor this process has inherited.

@@ -423,6 +423,12 @@ async fn the_command_needs_no_password_unless_it_is_asked_for() {
         assert_eq!(proxy.contains('@'), !flags.is_empty(), "{proxy}");
         assert_eq!(said.contains("caller_unknown"), status == "000 407", "{said}");
     }
+    for (flags, mode) in [(&[][..], "700"), (&["--password"], "711")] {
+        let script = "stat -c %a \"$(dirname \"$SSL_CERT_FILE\")\" \"$SSL_CERT_FILE\"; stat -c %a \"$(dirname \"$SSL_CERT_FILE\")\"/* | sort -u";
+        let ran = output(exeat(builder.dir.path(), &[&["run"], flags, &["--", "sh", "-c", script]].concat())).await;
+        // Other users can read the certificates and nothing else.
+        assert_eq!(text(&ran.stdout), format!("{mode}\n644\n600\n644\n"), "{}", text(&ran.stderr));
+    }
     let both = output(exeat(builder.dir.path(), &["run", "--password", "--isolate", "--", "true"])).await;
     assert_eq!(both.status.code(), Some(2), "{}", text(&both.stderr));
 }
