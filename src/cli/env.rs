@@ -112,7 +112,10 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
     // A listener of another task accepts no token of this one. Without a token, the listener must know the task.
     let is_usable = |listener: &&ProxyListener| match &listener.tasks.all {
         Some(task) => *task == known,
-        None => token.is_some() || listener.tasks.tasks().any(|task| *task == known),
+        None => {
+            let networks = listener.tasks.networks.iter().map(|(_, task)| task);
+            token.is_some() || networks.chain(listener.tasks.loopback_users.values()).any(|task| *task == known)
+        }
     };
     let usable: Vec<_> = settings.proxy.listeners.iter().filter(is_usable).collect();
     if usable.iter().all(|listener| listener.at.tcp().is_none()) && token.is_none() {

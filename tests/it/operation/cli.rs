@@ -351,7 +351,11 @@ async fn ca_and_env_print_client_settings() {
     let own = text(&run(&["env", "--task", "u"]).stdout);
     assert!(own.contains("export HTTPS_PROXY='http://127.0.0.1:3198'\n"), "{own}");
     assert!(text(&run(&["env", "--task", "t"]).stdout).contains("@127.0.0.1:3199'"));
-    // A user id is known on Unix sockets only.
+    let of_user = config.clone() + &listener.replace("task = \"u\"", "user_tasks = { 1001 = \"u\" }");
+    fs::write(dir.join("e.toml"), of_user).unwrap();
+    let own = text(&run(&["env", "--task", "u"]).stdout);
+    assert!(own.contains("export HTTPS_PROXY='http://127.0.0.1:3198'\n"), "{own}");
+    // These are known on Unix sockets only.
     let users = "[proxy]\nunix_tasks = { 1001 = \"u\" }\nlisten = [\"127.0.0.1:3199\"]\n[tasks.u]\n";
     fs::write(dir.join("users.toml"), users).unwrap();
     let unknown = exeat(dir, &["-c", "users.toml", "env", "--task", "u"]).output().unwrap();
