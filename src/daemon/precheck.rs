@@ -91,8 +91,8 @@ pub fn without_owners(settings: &Settings) -> Option<&ProxyListener> {
 }
 
 /// The problem of such a listener.
-pub(super) const NO_OWNERS: &str =
-    "the kernel does not say here who owns a socket (sock_diag), so clients of this listener need a token";
+pub(super) const NO_OWNERS: &str = "the kernel does not say here who owns a socket (sock_diag), so clients of this listener \
+     need a token; under systemd, RestrictAddressFamilies needs AF_NETLINK";
 
 /// Checks that the daemon's own servers can be reached: that of a shared ledger, and the log collector. Only the first one is
 /// needed for requests.
@@ -154,7 +154,7 @@ fn check_secrets(settings: &Settings, found: &mut Found) {
     {
         found.warning(
             "audit.ship_authorization",
-            format_args!("{error}; lines wait in the log's files until then"),
+            format_args!("{error}; lines wait in the log's files until it can be read"),
             "",
         );
     }

@@ -311,7 +311,7 @@ async fn a_silent_collector_delays_nothing() {
     for _ in 0..10 {
         assert_eq!(lab.get(&url).await.status, 200);
     }
-    let (stream, _) = silent.accept().await.unwrap();
+    let (stream, _) = tokio::time::timeout(lab::TIMEOUT, silent.accept()).await.expect("it connects").unwrap();
     let start = std::time::Instant::now();
     assert!(lab.daemon.shutdown().await);
     assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
