@@ -9,7 +9,6 @@ use landlock::{
     RulesetStatus, Scope, path_beneath_rules,
 };
 use nix::libc;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
 use super::seccomp::{self, Rules, add};
@@ -20,21 +19,6 @@ use crate::policy::settings::{ListenAt, Settings};
 const SYSTEM_PATHS: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
 /// Devices that the process may write to.
 const WRITABLE_DEVICES: [&str; 1] = ["/dev/null"];
-
-/// Disables core dumps, because a core file would contain secrets.
-pub(super) fn disable_core_dumps() {
-    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
-        tracing::warn!(%error, "core dumps cannot be disabled");
-    }
-}
-
-/// Raises the soft limit of open files to the hard limit. The daemon divides the descriptors among its parts.
-pub(super) fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
-        tracing::warn!(%error, "the limit of open files cannot be raised");
-    }
-}
 
 /// Confines the process permanently. It must be called before other threads start. Protections that the kernel does
 /// not support are left out, and a log line lists those in force.

@@ -22,6 +22,7 @@ mod health;
 mod init;
 #[cfg(target_os = "linux")]
 mod isolate;
+mod limits;
 mod paths;
 #[cfg(target_os = "linux")]
 mod placeholder;

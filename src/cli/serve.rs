@@ -8,7 +8,7 @@ use futures_util::future::OptionFuture;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Level;
 
-use super::{Exit, harden, paths, systemd, terminal};
+use super::{Exit, harden, limits, paths, systemd, terminal};
 use crate::daemon::reload::Reloaded;
 use crate::daemon::takeover::Takeover;
 use crate::daemon::{Daemon, StartSockets, precheck};
@@ -33,7 +33,7 @@ pub(super) struct ServeArgs {
 pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     // Written to the end of the process, by a thread of its own: a full pipe must not stop the daemon.
     let _log = terminal::log_without_waiting("info");
-    harden::disable_core_dumps();
+    limits::disable_core_dumps();
     let file = paths::config_file(config);
     let loaded = match &file {
         Some(file) => file.load(),
@@ -49,7 +49,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    harden::raise_descriptor_limit();
+    limits::raise_descriptor_limit();
     if args.no_confine {
         tracing::warn!("the process is not confined, because of --no-confine");
     } else {
