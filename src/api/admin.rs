@@ -1,46 +1,35 @@
 //! The admin listener: health, status, tasks, executions, approvals, secrets and reload, protected by the admin token.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::OptionFuture;
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::http_server::{self, Site};
+use super::metrics::{self, MetricsReport};
 use super::status::StatusReport;
 use super::{approvals, executions, openapi, secrets};
-use crate::admission::queue::{AcceptQueue, QueueStep};
-use crate::admission::{Admission, Slot};
+use crate::admission::Slot;
 use crate::daemon::reload;
 use crate::daemon::reload::{ConfigFile, Reloaded};
 use crate::flow::Services;
-use crate::flow::listener::{Accepted, Listener};
+use crate::flow::listener::Listener;
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
-/// Maximum time for one request and its response, and for the wait for a slot.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time between two writes of the audit log while lines wait, if it is ready.
 const LOG_TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum size of a request head that arrives in several reads, in bytes. hyper may read as much again in the last one.
-const MAX_HEAD: usize = 32_768;
 /// The answers of `GET /readyz` by a daemon that is ready. DNS alone is no reason to send no requests: it may be the network
 /// of the machine, and addresses and `[dns].hosts` need none.
 const READY: &str = "ready\n";
 const READY_WITHOUT_DNS: &str = "ready\ndns: degraded\n";
 /// The media type of the plain answers.
 const PLAIN: &str = "text/plain; charset=utf-8";
-/// Maximum concurrent connections.
-const MAX_CONNECTIONS: usize = 64;
 
 /// The admin API and its state.
 pub(crate) struct Admin {
@@ -48,44 +37,19 @@ pub(crate) struct Admin {
     /// The configuration file, which a reload reads again.
     pub(crate) file: Option<ConfigFile>,
     pub(crate) status: StatusReport,
+    pub(crate) metrics: Arc<MetricsReport>,
 }
 
 impl Admin {
     /// Accepts connections until the daemon drains or is taken over.
     pub(crate) async fn run(self, listener: Listener) {
-        let admin = Arc::new(self);
-        let lifetime = admin.services.settings.proxy.header_timeout;
-        let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
-        let queue = AcceptQueue::new(connections).with_timeout(REQUEST_TIMEOUT);
-        let mut listener = Some(listener);
-        loop {
-            let accepted = tokio::select! {
-                biased;
-                () = admin.services.drain.cancelled() => return,
-                step = queue.next() => {
-                    if let QueueStep::Serve(accepted, slot) = step {
-                        admin.services.tracker.spawn(admin.clone().serve_accepted(accepted, slot));
-                    }
-                    continue;
-                }
-                () = admin.services.last_requests.cancelled(), if listener.is_some() => {
-                    listener = None;
-                    continue;
-                }
-                Some(accepted) = OptionFuture::from(listener.as_ref().map(Listener::accept)) => accepted,
-            };
-            match accepted {
-                Ok(accepted) => queue.enqueue(accepted.source(), accepted),
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
+        http_server::run(Arc::new(self), listener).await;
     }
+}
 
-    async fn serve_accepted(self: Arc<Self>, accepted: Accepted, slot: Slot) {
-        match accepted {
-            Accepted::Tcp(stream, ..) => self.serve(stream, false, slot).await,
-            Accepted::Unix(stream, uid, _) => self.serve(stream, self.is_trusted(uid), slot).await,
-        }
+impl Site for Admin {
+    fn services(&self) -> &Arc<Services> {
+        &self.services
     }
 
     /// Returns true if a user needs no token. The kernel reports the user id of the peer of a Unix socket.
@@ -93,35 +57,8 @@ impl Admin {
         uid == rustix::process::geteuid().as_raw() || self.services.settings.admin.uids.contains(&uid)
     }
 
-    async fn serve(self: &Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin, trusted: bool, slot: Slot) {
-        if trusted && !slot.identify() {
-            return;
-        }
-        let service = service_fn(|request| {
-            let (admin, slot) = (self.clone(), &slot);
-            async move { Ok::<_, Infallible>(admin.answer(request, trusted, slot).await) }
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(Duration::from_secs(10))
-            // One request per connection, so that a client cannot hold a slot by pipelining requests without reading.
-            .keep_alive(false)
-            .max_buf_size(MAX_HEAD)
-            .serve_connection(TokioIo::new(stream), service);
-        tokio::select! {
-            ended = tokio::time::timeout(REQUEST_TIMEOUT, connection) => {
-                if let Ok(Err(error)) = ended {
-                    tracing::debug!(%error, "an admin connection broke");
-                }
-            }
-            () = slot.evicted() => {}
-            () = slot.overdue() => {}
-            () = self.services.drain.cancelled() => {}
-        }
-    }
-
     async fn answer(&self, mut request: Request<Incoming>, trusted: bool, slot: &Slot) -> Response<Full<Bytes>> {
-        if !is_same_site(request.headers()) {
+        if !is_same_site(request.headers(), Names::Localhost) {
             return text(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
         }
         let allowed = methods(request.uri().path());
@@ -159,12 +96,17 @@ impl Admin {
                 document(StatusCode::OK, &self.status.document(&self.services, self.file.as_ref(), unready).await)
             }
             (&Method::GET, "/v1/tasks") => self.tasks(),
+            (&Method::GET, "/metrics") => {
+                reply(StatusCode::OK, metrics::MEDIA_TYPE, self.metrics.text(&self.services).await.into())
+            }
             (&Method::GET, "/openapi.json") => document(StatusCode::OK, openapi::description()),
             (&Method::POST, "/v1/reload") => self.reload().await,
             _ => text(StatusCode::NOT_FOUND, "no such page\n"),
         }
     }
+}
 
+impl Admin {
     async fn ready(&self) -> Response<Full<Bytes>> {
         if let Some(unready) = self.unready_because().await {
             return reply(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{unready}\n").into());
@@ -229,9 +171,18 @@ impl Admin {
     }
 }
 
+/// The names that a request may have in `Host`. Any may have an address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Names {
+    /// `localhost`.
+    Localhost,
+    /// Names without a dot, as those of containers. Nobody can register one, so none can be rebound to this listener.
+    Unqualified,
+}
+
 /// Returns true unless a browser may have sent the request for another site's page, either through DNS rebinding or as
 /// a cross-origin request.
-fn is_same_site(headers: &HeaderMap) -> bool {
+pub(super) fn is_same_site(headers: &HeaderMap, names: Names) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
     let authority = host.to_str().unwrap_or_default();
@@ -239,7 +190,9 @@ fn is_same_site(headers: &HeaderMap) -> bool {
         authority.rsplit_once(':').map_or(authority, |(name, port)| if port.ends_with(']') { authority } else { name });
     let is_local_name = match Host::parse(name) {
         Ok(Host::Ip(_)) => true,
-        Ok(Host::Name(name)) => name.as_str() == "localhost",
+        Ok(Host::Name(name)) => {
+            name.as_str() == "localhost" || (names == Names::Unqualified && !name.as_str().contains('.'))
+        }
         Err(_) => false,
     };
     let is_same_origin =
@@ -248,9 +201,10 @@ fn is_same_site(headers: &HeaderMap) -> bool {
 }
 
 /// The paths, with the methods that each supports. A part in braces stands for any segment.
-pub(super) const PATHS: [(&str, &str); 14] = [
+pub(super) const PATHS: [(&str, &str); 15] = [
     ("/healthz", "GET, HEAD"),
     ("/readyz", "GET, HEAD"),
+    ("/metrics", "GET, HEAD"),
     ("/openapi.json", "GET, HEAD"),
     ("/v1/status", "GET, HEAD"),
     ("/v1/tasks", "GET, HEAD"),
@@ -275,14 +229,14 @@ fn methods(path: &str) -> Option<&'static str> {
 }
 
 /// Returns a 405 with the methods that the path supports (RFC 9110 §15.5.6).
-fn method_not_allowed(allowed: &'static str) -> Response<Full<Bytes>> {
+pub(super) fn method_not_allowed(allowed: &'static str) -> Response<Full<Bytes>> {
     let mut response =
         document(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "the path does not support the method" }));
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
-fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
+pub(super) fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
     reply(status, PLAIN, Bytes::from_static(body.as_bytes()))
 }
 
@@ -296,7 +250,7 @@ fn unauthorized() -> Response<Full<Bytes>> {
     response
 }
 
-fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+pub(super) fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -326,7 +280,11 @@ mod tests {
             let mut headers = HeaderMap::new();
             host.map(|h| headers.insert(HOST, h.parse().unwrap()));
             origin.map(|o| headers.insert(ORIGIN, o.parse().unwrap()));
-            assert_eq!(is_same_site(&headers), want, "{host:?} {origin:?}");
+            assert_eq!(is_same_site(&headers, Names::Localhost), want, "{host:?} {origin:?}");
+            assert_eq!(is_same_site(&headers, Names::Unqualified), want, "{host:?} {origin:?}");
         }
+        let headers = HeaderMap::from_iter([(HOST, "exeat:9464".parse().unwrap())]);
+        let among = [Names::Localhost, Names::Unqualified].map(|names| is_same_site(&headers, names));
+        assert_eq!(among, [false, true]);
     }
 }

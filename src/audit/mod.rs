@@ -13,5 +13,7 @@ pub mod replay;
 pub mod retention;
 pub mod shipping;
 pub mod sink;
+pub mod tally;
 mod timestamp;
+mod top_hosts;
 pub mod verify;

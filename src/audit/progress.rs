@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::finds::{NotedFind, StreamFinds};
+use super::tally::Scanned;
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Refusal};
@@ -32,6 +33,23 @@ pub struct TransferCounts {
     stops: Notify,
     reached: OnceLock<ExchangeLimit>,
     heads: Mutex<HeadProgress>,
+    scans: [ScanProgress; 2],
+}
+
+/// The direction of the data that is searched for values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanDirection {
+    /// To the origin.
+    Request,
+    /// To the client.
+    Response,
+}
+
+/// What was searched for values in one direction.
+#[derive(Debug, Default)]
+struct ScanProgress {
+    bytes: AtomicU64,
+    nanos: AtomicU64,
 }
 
 /// A find in a request that was being sent.
@@ -79,7 +97,24 @@ impl TransferCounts {
             stops: Notify::new(),
             reached: OnceLock::new(),
             heads: Mutex::default(),
+            scans: Default::default(),
         }
+    }
+
+    /// Records that this many bytes were searched for values, or that a search took this long.
+    pub fn scanned(&self, direction: ScanDirection, bytes: usize, time: Duration) {
+        let [request, response] = &self.scans;
+        let scan = if direction == ScanDirection::Request { request } else { response };
+        scan.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        scan.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns what has been searched in the request and in the response.
+    pub(super) fn scans(&self) -> [Scanned; 2] {
+        self.scans.each_ref().map(|scan| Scanned {
+            bytes: scan.bytes.load(Ordering::Relaxed),
+            time: Duration::from_nanos(scan.nanos.load(Ordering::Relaxed)),
+        })
     }
 
     /// Records the limit that the exchange reached, and returns the refusal for it.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::Request;
 use sha2::{Digest, Sha256};
@@ -14,6 +14,7 @@ use super::flood::{self, Source};
 use super::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use super::progress::TransferCounts;
 use super::sink::{Announce, Keep, Sink, SinkError};
+use super::tally::{Ended, ExchangeKind, Outcome};
 use super::timestamp;
 use crate::files;
 use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
@@ -113,6 +114,8 @@ pub struct Record {
     always_written: bool,
     /// No refusal repeats a part of the request.
     is_hidden: bool,
+    /// The time until the request was released to its origin.
+    released: Option<Duration>,
 }
 
 /// The method and the path of a request, before redaction.
@@ -154,6 +157,7 @@ impl Record {
             held: Vec::new(),
             always_written: false,
             is_hidden: false,
+            released: None,
         }
     }
 
@@ -624,6 +628,7 @@ impl Record {
         match written.await {
             Ok(()) => {
                 self.progress = Progress::Decided;
+                self.released = Some(self.started.elapsed());
                 Ok(())
             }
             Err(SinkError) => {
@@ -746,6 +751,50 @@ impl Record {
         }
     }
 
+    /// Adds what is known at the end of the exchange to the line.
+    fn complete_line(&mut self, decided: bool) {
+        let line = &mut self.line;
+        if decided {
+            line.request_bytes = Some(self.counts.sent_so_far());
+            line.response_size_bytes = Some(self.counts.received_so_far());
+        } else {
+            // The credential was selected but not used.
+            line.credential_used = None;
+        }
+        let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
+        line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
+        // The credits are due whatever the result: the origin may have processed the request.
+        line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
+    }
+
+    /// Adds the exchange to the sums for metrics, whether or not it gets a line of its own.
+    fn tally(&self, verdict: LineVerdict, is_decided: bool) {
+        let method = self.unredacted.as_ref().map_or(self.line.method.as_deref(), |target| Some(&target.method));
+        let kind = if self.line.response_status == Some(101) {
+            ExchangeKind::Websocket
+        } else if method == Some("CONNECT") {
+            ExchangeKind::Tunnel
+        } else {
+            ExchangeKind::Request
+        };
+        let notice = self.refusal.map(Refusal::notice);
+        let outcome = Outcome {
+            kind,
+            verdict: verdict.as_str(),
+            code: notice.as_ref().map_or("", |notice| notice.code),
+            stage: notice.as_ref().map_or("", |notice| notice.stage.as_str()),
+        };
+        self.sink.tally().add(&Ended {
+            line: &self.line,
+            outcome,
+            is_decided,
+            is_find: self.found,
+            duration: self.started.elapsed(),
+            released_after: self.released,
+            scanned: self.counts.scans(),
+        });
+    }
+
     /// Completes the line for an event.
     fn stamp(&mut self, event: Event) {
         (self.line.ts, self.line.event) = (timestamp::now(), event);
@@ -778,24 +827,14 @@ impl Drop for Record {
         } else {
             flood::ANSWERED
         };
+        self.complete_line(decided);
+        self.tally(verdict, decided);
         if !decided && !self.always_written && !self.sink.admits(self.source(), counted_as) {
             return;
         }
         self.redact_target();
         self.stamp(if refused { Event::Refused } else { Event::Closed });
-        let line = &mut self.line;
-        if !decided {
-            // The credential was selected but not used.
-            line.credential_used = None;
-        }
-        if decided {
-            line.request_bytes = Some(self.counts.sent_so_far());
-            line.response_size_bytes = Some(self.counts.received_so_far());
-        }
-        let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
-        line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
-        // The credits are due whatever the result: the origin may have processed the request.
-        line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
+        let line = &self.line;
         let told = match (line.credits, &line.tool, &line.execution) {
             (Some(_), _, _) => Announce::Bill,
             (None, Some(_), Some(_)) => Announce::Record,

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
@@ -17,6 +19,7 @@ use super::chain::{self, ChainKey, GENESIS, Head};
 use super::flood::{Counted, Flood, Source};
 use super::line::Event;
 use super::retention::{self, Retention};
+use super::tally::Tally;
 use super::timestamp;
 use crate::files;
 use crate::group_commit::{GroupCommit, GroupWriter};
@@ -45,6 +48,8 @@ const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
 /// The use of the disk, in percent, at which the log warns of it, and that at which it may warn again later.
 const WARNED_AT: u8 = 90;
 const CALM_AT: u8 = 85;
+/// The upper bounds of the buckets for the time that a line waits until it has been written, in seconds.
+const DELAYS: [f64; 10] = [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025, 0.1, 0.5, 5.0];
 /// The number of bytes at the log's end that are read at startup.
 const MAX_TAIL: u64 = 4 * 1024 * 1024;
 
@@ -59,6 +64,8 @@ pub struct Sink {
     /// The number of groups that have been written, or failed.
     groups: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
+    metrics: SinkMetrics,
+    tally: Tally,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
     /// How much of the disk of the log is used, in percent.
@@ -67,6 +74,21 @@ pub struct Sink {
     written: Arc<AtomicU64>,
     /// The number of exchanges that are decided and not closed.
     open: AtomicUsize,
+}
+
+/// What the metrics show of the log itself.
+#[derive(Clone)]
+pub struct SinkMetrics {
+    /// The number of lines that were lost since the start.
+    pub lost: Counter,
+    /// The times in seconds from the first line of a group to the end of its write.
+    pub delays: Histogram,
+}
+
+impl Default for SinkMetrics {
+    fn default() -> Self {
+        Self { lost: Counter::default(), delays: Histogram::new(DELAYS) }
+    }
 }
 
 /// The location and settings of the log.
@@ -118,6 +140,7 @@ struct Entry {
     json: String,
     announce: Announce,
     keep: Keep,
+    queued: Instant,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
@@ -147,6 +170,7 @@ impl Sink {
         let (waiting, groups) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
+        let (metrics, tally) = (SinkMetrics::default(), Tally::default());
         let disk_used = Arc::new(AtomicU8::new(0));
         let is_file = writer.log.is_some();
         let written = writer.written.clone();
@@ -156,6 +180,7 @@ impl Sink {
             waiting: waiting.clone(),
             groups: groups.clone(),
             lost: lost.clone(),
+            metrics: metrics.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
             disk_used: disk_used.clone(),
@@ -171,7 +196,7 @@ impl Sink {
         let last = writer.writer.head.mac.clone();
         let lines = GroupCommit::start("audit", writer)?;
         let open = AtomicUsize::new(0);
-        Ok((Self { lines, waiting, groups, lost, flood, healthy, disk_used, written, open }, last))
+        Ok((Self { lines, waiting, groups, lost, metrics, tally, flood, healthy, disk_used, written, open }, last))
     }
 
     /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
@@ -195,6 +220,18 @@ impl Sink {
     #[must_use]
     pub fn waiting_lines(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of lost lines and the times to write lines.
+    #[must_use]
+    pub fn metrics(&self) -> &SinkMetrics {
+        &self.metrics
+    }
+
+    /// Returns the sums of what the lines about requests report.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// Returns the length of the current file up to the last line that was written whole, in bytes. It changes.
@@ -232,13 +269,15 @@ impl Sink {
     pub(super) fn write(&self, line: &impl Serialize, announce: Announce, keep: Keep) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
-            && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.add(Entry { json, announce, keep, written: None }).is_ok());
+            && serde_json::to_string(line).is_ok_and(|json| {
+                self.lines.add(Entry { json, announce, keep, queued: Instant::now(), written: None }).is_ok()
+            });
         if handed_over {
             self.lines.commit();
         } else {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
+            self.metrics.lost.inc();
         }
     }
 
@@ -267,7 +306,8 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        let entry = Entry { json, announce: Announce::No, keep: Keep::Count, written: Some(written) };
+        let (announce, keep, queued) = (Announce::No, Keep::Count, Instant::now());
+        let entry = Entry { json, announce, keep, queued, written: Some(written) };
         if self.lines.add(entry).is_err() {
             // The thread has ended, so no line can be written any more.
             self.healthy.store(false, Ordering::Relaxed);
@@ -288,6 +328,7 @@ struct LineWriter {
     waiting: Arc<AtomicUsize>,
     groups: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
+    metrics: SinkMetrics,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
     /// How much of the disk of the log is used, in percent.
@@ -312,7 +353,11 @@ impl GroupWriter for LineWriter {
         if asks {
             counted.extend(self.flood.counted());
         }
+        let first = group.first().filter(|_| !asks).map(|entry| entry.queued);
         let written = self.write_all(group, counted);
+        if let Some(first) = first {
+            self.metrics.delays.observe(first.elapsed().as_secs_f64());
+        }
         self.waiting.fetch_sub(taken, Ordering::Relaxed);
         self.groups.fetch_add(1, Ordering::Relaxed);
         if asks {
@@ -376,7 +421,8 @@ impl LineWriter {
             lines.into_iter().partition(|entry| has_space || entry.keep == Keep::Line);
         let of_callers = kept.len();
         let own = own.into_iter().filter(|_| has_space);
-        kept.extend(own.map(|json| Entry { json, announce: Announce::No, keep: Keep::Count, written: None }));
+        let (announce, keep, queued) = (Announce::No, Keep::Count, Instant::now());
+        kept.extend(own.map(|json| Entry { json, announce, keep, queued, written: None }));
         let done = self.writer.write_group(&kept);
         let is_complete = has_space && done.is_ok();
         // An empty write does not show whether the log is healthy.
@@ -443,7 +489,10 @@ impl LineWriter {
                     left = left.saturating_sub(entry.json.len());
                     self.deferred.push(entry);
                 }
-                None => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
+                None => {
+                    self.lost.fetch_add(1, Ordering::Relaxed);
+                    self.metrics.lost.inc();
+                }
             }
         }
     }
@@ -1257,6 +1306,7 @@ pub(super) mod tests {
             waiting: Arc::default(),
             groups: Arc::default(),
             lost: Arc::default(),
+            metrics: SinkMetrics::default(),
             flood: Arc::new(Flood::new(50)),
             healthy: Arc::new(AtomicBool::new(true)),
             disk_used: Arc::default(),
@@ -1268,7 +1318,7 @@ pub(super) mod tests {
     }
 
     fn entry(n: usize, keep: Keep) -> Entry {
-        Entry { json: format!("{{\"n\":{n}}}"), announce: Announce::Bill, keep, written: None }
+        Entry { json: format!("{{\"n\":{n}}}"), announce: Announce::Bill, keep, queued: Instant::now(), written: None }
     }
 
     fn jsons(entries: &[Entry]) -> Vec<&str> {

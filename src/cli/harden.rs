@@ -116,13 +116,11 @@ fn restrict_paths(settings: &Settings, config: Option<&Path>) -> Result<String, 
         }
     }
     files::private_dir(&settings.state_dir)?;
-    let sockets =
-        settings.proxy.listeners.iter().map(|listener| &listener.at).chain(&settings.admin.listen).filter_map(|at| {
-            match at {
-                ListenAt::Unix(path) => Some(path),
-                ListenAt::Tcp(_) => None,
-            }
-        });
+    let listeners = settings.proxy.listeners.iter().map(|listener| &listener.at);
+    let sockets = listeners.chain(&settings.admin.listen).chain(&settings.metrics.listen).filter_map(|at| match at {
+        ListenAt::Unix(path) => Some(path),
+        ListenAt::Tcp(_) => None,
+    });
     let own: Vec<_> = written_files(settings).chain(sockets).filter_map(|file| parent_dir(file)).collect();
     let own: Vec<_> = own.into_iter().chain([settings.state_dir.clone()]).collect();
     if own.iter().any(|folder| folder == Path::new("/")) {

@@ -375,7 +375,7 @@ fn configure(
         &CompileContext { base, state_dir: state, env: &env, secrets, is_offline: false },
     );
     let mut compiled = compiled.map_err(|problems| of_flags(problems, &flags))?;
-    compiled.settings.admin.listen = None;
+    (compiled.settings.admin.listen, compiled.settings.metrics.listen) = (None, None);
     // The CA key is not written to a file: the command runs as the same user and could read it.
     compiled.settings.interception.ca_key = None;
     // Processes that outlive the command must not delay the exit.

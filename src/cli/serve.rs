@@ -182,7 +182,8 @@ async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
 fn ready_line(daemon: &Daemon) -> String {
     let proxy = daemon.proxy().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let admin = daemon.admin().map_or_else(|| "off".to_owned(), |address| address.to_string());
-    format!("exeat: ready; proxy on {proxy}; admin on {admin}")
+    let metrics = daemon.metrics().map(|address| format!("; metrics on {address}")).unwrap_or_default();
+    format!("exeat: ready; proxy on {proxy}; admin on {admin}{metrics}")
 }
 
 /// Writes the addresses to the log, whatever its level.
@@ -193,7 +194,9 @@ fn say_ready(daemon: &Daemon, status: &str) {
     let proxy: Vec<String> = daemon.proxy().iter().map(ToString::to_string).collect();
     let admin = daemon.admin().map(ToString::to_string);
     let message = status.strip_prefix("exeat: ").unwrap_or(status);
-    terminal::say(terminal::json_line(Level::INFO, message, &[("proxy", proxy.into()), ("admin", admin.into())]));
+    let metrics = daemon.metrics().map(ToString::to_string);
+    let addresses = [("proxy", proxy.into()), ("admin", admin.into()), ("metrics", metrics.into())];
+    terminal::say(terminal::json_line(Level::INFO, message, &addresses));
 }
 
 /// Writes the problems of the configuration to the log.

@@ -21,6 +21,7 @@ pub struct StartSockets {
 pub(super) struct Listeners {
     pub(super) proxy: Vec<Listener>,
     pub(super) admin: Option<Listener>,
+    pub(super) metrics: Option<Listener>,
     /// A second handle of each, if they are offered to a new process.
     pub(super) shared: Option<Vec<(Role, SharedSocket)>>,
     takeover: Option<Takeover>,
@@ -35,7 +36,7 @@ impl Listeners {
         let StartSockets { inherited, takeover, is_offered } = sockets;
         let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
         let shared = is_offered.then(Vec::new);
-        let mut opened = Self { proxy: inherited.proxy, admin: inherited.admin, shared, takeover };
+        let mut opened = Self { proxy: inherited.proxy, admin: inherited.admin, metrics: None, shared, takeover };
         if opened.proxy.is_empty() {
             for configured in &settings.proxy.listeners {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
@@ -47,6 +48,9 @@ impl Listeners {
         }
         if let (None, Some(at)) = (&opened.admin, &settings.admin.listen) {
             opened.admin = Some(opened.listen(Role::Admin, at, admin_mode(settings)).await?);
+        }
+        if let Some(at) = &settings.metrics.listen {
+            opened.metrics = Some(opened.listen(Role::Metrics, at, METRICS_MODE).await?);
         }
         Ok(opened)
     }
@@ -73,7 +77,9 @@ impl Listeners {
         let Some(takeover) = self.takeover.take() else { return Ok(false) };
         takeover.complete()?;
         let proxy = self.proxy.iter().map(|listener| (listener, settings.proxy.unix_mode));
-        for (listener, mode) in proxy.chain(self.admin.iter().map(|listener| (listener, admin_mode(settings)))) {
+        let admin = self.admin.iter().map(|listener| (listener, admin_mode(settings)));
+        let metrics = self.metrics.iter().map(|listener| (listener, METRICS_MODE));
+        for (listener, mode) in proxy.chain(admin).chain(metrics) {
             let failed = |source| StartError::Listen { address: listener.at().clone(), source };
             listener.own_file(mode).map_err(failed)?;
         }
@@ -84,10 +90,17 @@ impl Listeners {
         self.proxy.iter().map(|listener| listener.at().clone()).collect()
     }
 
+    pub(super) fn metrics_address(&self) -> Option<ListenAt> {
+        self.metrics.as_ref().map(|listener| listener.at().clone())
+    }
+
     pub(super) fn admin_address(&self) -> Option<ListenAt> {
         self.admin.as_ref().map(|listener| listener.at().clone())
     }
 }
+
+/// The mode of the metrics socket: its directory decides who may connect.
+const METRICS_MODE: u32 = 0o666;
 
 /// Returns the mode of the admin socket. Other users than the daemon's own can connect only if `admin.uids` is set. The
 /// kernel reports the user id of a client, and users that are not listed need the token.

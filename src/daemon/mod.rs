@@ -34,6 +34,8 @@ use self::takeover::{Successor, TakeoverSocket};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
+use crate::api::metrics::MetricsReport;
+use crate::api::metrics_listener::MetricsListener;
 use crate::api::status::StatusReport;
 use crate::audit::finds::Finds;
 use crate::audit::retention::Retention;
@@ -41,6 +43,7 @@ use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::fair_queue::FairQueue;
 use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::ConnectionSetup;
+use crate::flow::open_counts::OpenCounts;
 use crate::flow::refused_tunnel::UnreadRefusals;
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
@@ -61,6 +64,7 @@ pub struct Daemon {
     services: Arc<Services>,
     proxy: Vec<ListenAt>,
     admin: Option<ListenAt>,
+    metrics: Option<ListenAt>,
     file: Option<ConfigFile>,
     /// `None` if the sockets are the service manager's, which can start the daemon anew itself.
     takeover: Option<TakeoverSocket>,
@@ -131,7 +135,9 @@ impl Daemon {
             tracing::warn!(listener = %listener.at, "{}", precheck::NO_OWNERS);
         }
         let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
-        let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
+        let metrics = listeners.metrics_address();
+        let own = proxy.iter().chain(&admin).chain(&metrics).filter_map(ListenAt::tcp);
+        let own = OwnEndpoints { listeners: own.collect() };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
         // The rest needs the log and the ledger, which the old process has until its end.
@@ -158,9 +164,13 @@ impl Daemon {
         for listener in listeners.proxy {
             services.tracker.spawn(accept::run(listener, services.clone(), queue.clone()));
         }
+        let report = Arc::new(MetricsReport::new(connections.clone()));
+        if let Some(listener) = listeners.metrics {
+            tokio::spawn(MetricsListener { services: services.clone(), report: report.clone() }.run(listener));
+        }
         if let Some(listener) = listeners.admin {
             let status = StatusReport::new(listener.at().clone(), connections);
-            let admin = Admin { services: services.clone(), file: file.clone(), status };
+            let admin = Admin { services: services.clone(), file: file.clone(), status, metrics: report };
             tokio::spawn(admin.run(listener));
         }
         let shipping = shipper.map(LogShipper::start);
@@ -174,7 +184,7 @@ impl Daemon {
             Some(shared) => TakeoverSocket::open(state_dir, shared, drain_timeout).await,
             None => None,
         };
-        Ok(Self { services, proxy, admin, file, takeover, shipping })
+        Ok(Self { services, proxy, admin, metrics, file, takeover, shipping })
     }
 
     /// Returns the addresses of the listeners for sandboxes.
@@ -199,6 +209,12 @@ impl Daemon {
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().and_then(ListenAt::tcp)
+    }
+
+    /// Returns the address of the listener for metrics.
+    #[must_use]
+    pub fn metrics(&self) -> Option<&ListenAt> {
+        self.metrics.as_ref()
     }
 
     /// Returns the interception CA's certificate in PEM.
@@ -382,6 +398,7 @@ fn services(
             queues.clone(),
         ),
         queues,
+        open_counts: OpenCounts::default(),
         unread_refusals: UnreadRefusals::default(),
         policies,
         authority,

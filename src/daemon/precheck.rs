@@ -80,6 +80,9 @@ pub fn find(settings: &Settings) -> Found {
     if let Some(at) = &settings.admin.listen {
         check_address("admin.listen", at, &mut found);
     }
+    if let Some(at) = &settings.metrics.listen {
+        check_address("metrics.listen", at, &mut found);
+    }
     found
 }
 

@@ -59,6 +59,7 @@ const MARGIN: Duration = Duration::from_secs(15);
 #[serde(rename_all = "lowercase")]
 pub(super) enum Role {
     Admin,
+    Metrics,
     Proxy,
 }
 

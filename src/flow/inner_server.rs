@@ -146,7 +146,7 @@ impl InnerServer {
 
     pub(super) async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
-        let answers = &Arc::new(OpenAnswers::default());
+        let answers = &Arc::new(OpenAnswers::new(&inner.client.services.open_counts.h2_streams));
         let service = service_fn(|request| {
             let (inner, answers, open) = (inner.clone(), answers.clone(), answers.begin());
             async move {

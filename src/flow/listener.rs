@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 
 use parking_lot::RwLock;
 use rustls::ServerConfig;
+use time::OffsetDateTime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
@@ -25,7 +26,7 @@ use crate::model::peer::Peer;
 use crate::policy::settings::{ListenAt, ListenerTasks, Proxy, ProxyTls};
 use crate::socket_options;
 use crate::tls::listener;
-use crate::tls::listener::ListenerTlsError;
+use crate::tls::listener::{ListenerTlsError, certificate_end};
 
 /// Length of the kernel's queue of connections to accept, which `net.core.somaxconn` may lower. The kernel drops
 /// connections beyond it, and their clients retry after a second, so a burst of one client must not fill it.
@@ -294,6 +295,8 @@ fn remove_unused(path: &Path) -> io::Result<()> {
 pub(crate) struct ConnectionSetup {
     /// The TLS files and the configuration from them, which is replaced at a reload.
     tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
+    /// When the certificate in use expires.
+    certificate_end: RwLock<Option<OffsetDateTime>>,
 }
 
 impl ConnectionSetup {
@@ -302,7 +305,8 @@ impl ConnectionSetup {
             None => None,
             Some(files) => Some((files.clone(), RwLock::new(server_config(files)?))),
         };
-        Ok(Self { tls })
+        let end = settings.tls.as_ref().and_then(|files| certificate_end(&files.cert));
+        Ok(Self { tls, certificate_end: RwLock::new(end) })
     }
 
     /// Reads the certificate, the key and the revocation list again. After an error the old ones stay in use.
@@ -310,8 +314,14 @@ impl ConnectionSetup {
         if let Some((files, config)) = &self.tls {
             let renewed = server_config(files)?;
             *config.write() = renewed;
+            *self.certificate_end.write() = certificate_end(&files.cert);
         }
         Ok(())
+    }
+
+    /// Returns when the certificate of the TLS listeners expires, if there are any.
+    pub(crate) fn certificate_end(&self) -> Option<OffsetDateTime> {
+        *self.certificate_end.read()
     }
 
     /// Runs the TLS handshake, if the listener uses TLS. The caller limits its time.

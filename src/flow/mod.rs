@@ -13,6 +13,7 @@ mod inner_server;
 pub(crate) mod io;
 pub mod listener;
 mod open_answers;
+pub(crate) mod open_counts;
 pub mod peer_user;
 pub(crate) mod refused_tunnel;
 pub mod respond;
@@ -83,6 +84,8 @@ pub struct Services {
     pub(crate) webhook_prechecks: webhooks::WebhookPrechecks,
     /// The connection counts of the callers.
     pub(crate) caller_connections: Arc<caller_connections::CallerConnections>,
+    /// The numbers of open tunnels, WebSockets and HTTP/2 streams.
+    pub(crate) open_counts: open_counts::OpenCounts,
     /// The hosts whose refusals were not fetched from tunnels.
     pub(crate) unread_refusals: refused_tunnel::UnreadRefusals,
     /// The queues for the tasks of each execution.

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use http::HeaderValue;
 use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
 
+use super::open_counts::Open;
 use super::write_state::WriteState;
 use crate::stages::limit::{ExchangeState, UnsentExchange};
 
@@ -36,6 +38,8 @@ pub(super) struct OpenAnswers {
     /// The answers that are being sent, without most of those that have been.
     sending: Mutex<VecDeque<Weak<OpenAnswer>>>,
     writes: Arc<WriteState>,
+    /// The streams of all connections.
+    streams: Gauge,
 }
 
 /// Held until a request has been answered and its answer has been sent or dropped.
@@ -44,6 +48,7 @@ pub(super) struct OpenAnswer {
     /// The exchange of an origin's response.
     exchange: Mutex<Option<ExchangeState>>,
     complete: Mutex<Option<CompleteAnswer>>,
+    _stream: Open,
 }
 
 /// The state of an answer that the server has as a whole, or whose origin has sent all of it.
@@ -54,11 +59,17 @@ struct CompleteAnswer {
 }
 
 impl OpenAnswers {
+    /// Creates the list of a connection. `streams` counts those of all connections.
+    pub(super) fn new(streams: &Gauge) -> Self {
+        Self { streams: streams.clone(), ..Self::default() }
+    }
+
     /// Counts a request.
     pub(super) fn begin(self: &Arc<Self>) -> Arc<OpenAnswer> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
-        Arc::new(OpenAnswer { connection: self.clone(), exchange: Mutex::new(None), complete: Mutex::new(None) })
+        let (exchange, complete, stream) = (Mutex::new(None), Mutex::new(None), Open::count(&self.streams));
+        Arc::new(OpenAnswer { connection: self.clone(), exchange, complete, _stream: stream })
     }
 
     /// Returns the state of the connection's writes.

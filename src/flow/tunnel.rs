@@ -17,6 +17,7 @@ use super::exchange::Destination;
 use super::http1_gate::Http1Gate;
 use super::inner_server::{InnerServer, TunnelTarget};
 use super::io::{Rewind, splice};
+use super::open_counts::Open;
 use super::respond;
 use super::server_names::ServerNames;
 use crate::audit::record::Record;
@@ -97,6 +98,7 @@ async fn pin_and_connect(
 impl Tunnel {
     /// Runs the tunnel after the 200 has been sent.
     pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
+        let _open = Open::count(&client.services.open_counts.tunnels);
         let handshake_timeout = client.services.settings.proxy.handshake_timeout;
         let (mut stream, first) = match first_protocol(&mut self.upgrade, handshake_timeout).await {
             Ok(Some(found)) => found,

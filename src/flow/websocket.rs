@@ -18,9 +18,10 @@ use super::client::Client;
 use super::exchange::Answer;
 use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
+use super::open_counts::Open;
 use super::respond::{self, AnswerBody};
 use crate::audit::finds::{FindReporter, StreamFinds};
-use crate::audit::progress::TransferCounts;
+use crate::audit::progress::{ScanDirection, TransferCounts};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
@@ -28,6 +29,7 @@ use crate::stages::message::arrivals::PauseWatch;
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
 use crate::stages::scan_limit::ScanLimit;
+use crate::stages::work_slice::WorkSlice;
 
 /// Maximum time for the second direction to end after the first, and for the closing writes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,6 +82,7 @@ pub(super) fn respond(
 
 async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mut record: Record) {
     let Relay { origin, up, down, pauses, idle, until, revocation, limit, lease } = accepted;
+    let _open = Open::count(&client.services.open_counts.websockets);
     // After the response the client sends WebSocket frames instead of HTTP.
     pending.gate.pass_all();
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
@@ -289,8 +292,11 @@ impl RelayDirections {
             }
         };
         let (code, ended) = {
-            let up = pump(&mut client_read, &mut origin_write, &clock, &mut self.up, |n| counts.sent(n));
-            let down = pump(&mut origin_read, &mut client_write, &clock, &mut self.down, |n| counts.received(n));
+            let slice = |direction| WorkSlice::of(counts.clone(), direction);
+            let (sent, received) = (slice(ScanDirection::Request), slice(ScanDirection::Response));
+            let up = pump(&mut client_read, &mut origin_write, &clock, &mut self.up, sent, |n| counts.sent(n));
+            let down =
+                pump(&mut origin_read, &mut client_write, &clock, &mut self.down, received, |n| counts.received(n));
             let both = async {
                 tokio::pin!(up, down);
                 tokio::select! {

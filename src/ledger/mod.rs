@@ -32,7 +32,7 @@ pub use call::{MAX_CALLS, ToolCall};
 pub use execution::{
     Caps, Counter, Cursor, Execution, ExecutionState, Millis, StopReason, Stopped, TakeResult, Window,
 };
-pub use shared::{Alarm, Connect, Connecting, Seal, Server, ServerError, Stream, TamperedRecord, reach};
+pub use shared::{Alarm, Connect, Connecting, RoundTrips, Seal, Server, ServerError, Stream, TamperedRecord, reach};
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
@@ -116,6 +116,15 @@ impl Ledger {
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0, Store::Shared(_))
+    }
+
+    /// Returns the round trips to a shared store's server.
+    #[must_use]
+    pub fn round_trips(&self) -> Option<&RoundTrips> {
+        match &self.0 {
+            Store::Shared(shared) => Some(shared.round_trips()),
+            _ => None,
+        }
     }
 
     /// Checks that the store accepts changes now.

@@ -184,6 +184,24 @@ fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostNa
     raw.into_iter().filter_map(read).collect()
 }
 
+/// Checks that the listeners for operators have addresses of their own.
+fn check_own_listeners(settings: &Settings, findings: &Findings) {
+    let is_fixed = |at: &&ListenAt| at.tcp().is_none_or(|address| address.port() != 0);
+    let admin = settings.admin.listen.as_ref().filter(is_fixed);
+    let metrics = settings.metrics.listen.as_ref().filter(is_fixed);
+    let used = |at: &ListenAt| (format!("{at} is used by another listener"), "each address at most once");
+    for at in admin.into_iter().chain(metrics) {
+        if let Some(listener) = settings.proxy.listeners.iter().find(|listener| listener.at == *at) {
+            let (problem, expected) = used(at);
+            findings.problem(&listener.key, problem, expected);
+        }
+    }
+    if let Some(at) = metrics.filter(|at| admin == Some(*at)) {
+        let (problem, expected) = used(at);
+        findings.problem("metrics.listen", problem, expected);
+    }
+}
+
 /// Checks that everything the settings refer to exists. Otherwise the daemon would only fail at its start.
 fn check_references(settings: &Settings, policy: &Policy, context: &CompileContext<'_>, findings: &Findings) {
     let named =
@@ -210,12 +228,7 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
         findings.unavailable(context, "ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
     }
     listeners::check(&settings.proxy, policy, findings);
-    if let Some(at) = &settings.admin.listen
-        && at.tcp().is_none_or(|address| address.port() != 0)
-        && let Some(listener) = settings.proxy.listeners.iter().find(|listener| listener.at == *at)
-    {
-        findings.problem(&listener.key, format!("{at} is used by another listener"), "each address at most once");
-    }
+    check_own_listeners(settings, findings);
     let tls = settings.proxy.tls.iter();
     let files = tls.flat_map(|tls| {
         let may = [("client_ca", tls.client_ca.as_ref()), ("crl", tls.crl.as_ref())];

@@ -21,8 +21,8 @@ use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Proxy, ProxyTls, Roots,
-    Settings, Shipping, Source, TokenSource, Upstream, Vault,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Metrics, Proxy,
+    ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use crate::leak::families::Family;
 use crate::model::tool::Tool;
@@ -87,6 +87,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let dir = root.take::<PathBuf>("state_dir").map_or_else(|| default_state_dir.to_owned(), |dir| base.join(dir));
     let proxy = proxy(root.section("proxy"), base, findings);
     let admin = admin(root.section("admin"), base, findings);
+    let metrics = metrics(root.section("metrics"), base);
     let interception = interception(root.section("interception"), &dir);
     let upstream = upstream(root.section("upstream"), base);
     let (dns, hosts) = dns(root.section("dns"), findings);
@@ -106,7 +107,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         .collect();
     let tasks = root.tables("tasks").into_iter().map(|(name, section)| (name, task(section, base, findings))).collect();
     Some(File {
-        settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit, ledger },
+        settings: Settings { state_dir: dir, proxy, admin, metrics, interception, upstream, dns, vault, audit, ledger },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
         deny_cidrs: deny_cidrs.unwrap_or_default(),
         hosts,
@@ -181,6 +182,10 @@ fn admin(mut s: Section<'_>, base: &Path, findings: &Findings) -> Admin {
         uids: s.take("uids").unwrap_or_default(),
         tokens: tokens(&mut s, base, findings),
     }
+}
+
+fn metrics(mut s: Section<'_>, base: &Path) -> Metrics {
+    Metrics { listen: s.take("listen").map(|at: ListenAt| at.relative_to(base)) }
 }
 
 /// Reads `token`, or `tokens` with the new and the old one while a token is replaced.

@@ -20,6 +20,8 @@ pub struct Settings {
     pub proxy: Proxy,
     /// `[admin]`.
     pub admin: Admin,
+    /// `[metrics]`.
+    pub metrics: Metrics,
     /// `[interception]`.
     pub interception: Interception,
     /// `[upstream]`.
@@ -38,11 +40,12 @@ impl Settings {
     /// Returns the sections that differ, and `state_dir`.
     #[must_use]
     pub fn changed_since(&self, old: &Self) -> Vec<&'static str> {
-        let Self { state_dir, proxy, admin, interception, upstream, dns, vault, audit, ledger } = self;
+        let Self { state_dir, proxy, admin, metrics, interception, upstream, dns, vault, audit, ledger } = self;
         let sections = [
             ("state_dir", *state_dir != old.state_dir),
             ("[proxy]", *proxy != old.proxy),
             ("[admin]", admin.is_changed_since(&old.admin)),
+            ("[metrics]", *metrics != old.metrics),
             ("[interception]", *interception != old.interception),
             ("[upstream]", *upstream != old.upstream),
             ("[dns]", *dns != old.dns),
@@ -168,6 +171,13 @@ impl Admin {
         let Self { listen, uids, tokens: _ } = self;
         *listen != old.listen || *uids != old.uids
     }
+}
+
+/// `[metrics]`: a listener for metrics alone, which needs no token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// The listen address. `None` if the admin listener alone has them.
+    pub listen: Option<ListenAt>,
 }
 
 /// The source of a token, one of several while a token is replaced.

@@ -1,6 +1,7 @@
 //! The policy in force, notifications of its replacement, and the last change that was rejected.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use super::rule::Policy;
 pub struct PolicyStore {
     current: watch::Sender<Arc<Policy>>,
     history: Mutex<History>,
+    rejections: AtomicU64,
 }
 
 /// The time of the last change, and the change that was rejected since then.
@@ -44,7 +46,11 @@ impl PolicyStore {
     #[must_use]
     pub fn new(mut policy: Policy) -> Self {
         policy.generation = 1;
-        Self { current: watch::Sender::new(Arc::new(policy)), history: Mutex::new(History::begin()) }
+        Self {
+            current: watch::Sender::new(Arc::new(policy)),
+            history: Mutex::new(History::begin()),
+            rejections: AtomicU64::new(0),
+        }
     }
 
     /// Returns the policy in force.
@@ -67,6 +73,7 @@ impl PolicyStore {
 
     /// Notes that a reload was rejected.
     pub fn note_rejected(&self, problems: Vec<Problem>) {
+        self.rejections.fetch_add(1, Ordering::Relaxed);
         self.history.lock().rejected = Some(RejectedReload { at: SystemTime::now(), problems });
     }
 
@@ -74,6 +81,12 @@ impl PolicyStore {
     #[must_use]
     pub fn history(&self) -> History {
         self.history.lock().clone()
+    }
+
+    /// Returns the number of reloads that were rejected since the start.
+    #[must_use]
+    pub fn rejections(&self) -> u64 {
+        self.rejections.load(Ordering::Relaxed)
     }
 
     /// Returns a receiver that is notified of every new policy.

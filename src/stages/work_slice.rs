@@ -1,6 +1,9 @@
 //! Limits how long a task scans before it yields to other tasks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use crate::audit::progress::{ScanDirection, TransferCounts};
 
 /// The longest time that a task works before it yields. Other tasks on the same thread wait for it.
 const MAX_SLICE: Duration = Duration::from_millis(2);
@@ -11,9 +14,29 @@ const MAX_SLICE: Duration = Duration::from_millis(2);
 #[derive(Default)]
 pub(crate) struct WorkSlice {
     worked: Duration,
+    /// The exchange whose searches take that time.
+    exchange: Option<(Arc<TransferCounts>, ScanDirection)>,
 }
 
 impl WorkSlice {
+    /// Begins the searches of an exchange, whose time and bytes it counts.
+    pub(crate) fn of(counts: Arc<TransferCounts>, direction: ScanDirection) -> Self {
+        Self { worked: Duration::ZERO, exchange: Some((counts, direction)) }
+    }
+
+    /// Searches some bytes and adds the time it took.
+    pub(crate) fn search<T>(&mut self, bytes: usize, work: impl FnOnce() -> T) -> T {
+        self.count_bytes(bytes);
+        self.run(work)
+    }
+
+    /// Counts bytes that are searched later.
+    pub(crate) fn count_bytes(&self, bytes: usize) {
+        if let Some((counts, direction)) = &self.exchange {
+            counts.scanned(*direction, bytes, Duration::ZERO);
+        }
+    }
+
     /// Runs some work and adds the time it took.
     pub(crate) fn run<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
@@ -24,6 +47,9 @@ impl WorkSlice {
 
     fn add(&mut self, worked: Duration) {
         self.worked = self.worked.saturating_add(worked);
+        if let Some((counts, direction)) = &self.exchange {
+            counts.scanned(*direction, 0, worked);
+        }
     }
 
     /// Returns true if the task must yield now, and begins the next slice.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use moka::sync::Cache;
 use parking_lot::RwLock;
+use prometheus_client::metrics::counter::Counter;
 use rcgen::{CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType};
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -31,6 +32,16 @@ pub struct Authority {
     /// `None` for an ephemeral CA.
     files: Option<CaFiles>,
     signer: RwLock<Arc<Signer>>,
+    metrics: LeafMetrics,
+}
+
+/// The numbers of leaf certificates since the start.
+#[derive(Default)]
+pub struct LeafMetrics {
+    /// Handshakes for which a leaf was needed.
+    pub needed: Counter,
+    /// Leaves that were issued.
+    pub issued: Counter,
 }
 
 /// The CA that issues the leaves, until it is replaced.
@@ -94,7 +105,7 @@ impl Authority {
     }
 
     fn new(files: Option<CaFiles>, signer: Signer) -> Self {
-        Self { files, signer: RwLock::new(Arc::new(signer)) }
+        Self { files, signer: RwLock::new(Arc::new(signer)), metrics: LeafMetrics::default() }
     }
 
     /// Reads the files again. If they have changed, further leaves are issued by the CA that they hold then. Returns
@@ -129,6 +140,12 @@ impl Authority {
         ca_files::fingerprint(&self.signer().ca_der)
     }
 
+    /// Returns the numbers of leaf certificates since the start.
+    #[must_use]
+    pub fn metrics(&self) -> &LeafMetrics {
+        &self.metrics
+    }
+
     /// Returns the expiry time of the CA certificate.
     #[must_use]
     pub fn not_after(&self) -> OffsetDateTime {
@@ -149,9 +166,13 @@ impl Authority {
     /// [`AuthorityError::Unusable`] if no leaf can be issued.
     pub fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, AuthorityError> {
         let signer = self.signer();
+        self.metrics.needed.inc();
         signer
             .leaves
-            .try_get_with(host.clone(), || signer.mint(host).map(Arc::new))
+            .try_get_with(host.clone(), || {
+                self.metrics.issued.inc();
+                signer.mint(host).map(Arc::new)
+            })
             .map_err(|error: Arc<rcgen::Error>| AuthorityError::Unusable(error.to_string()))
     }
 
@@ -160,6 +181,8 @@ impl Authority {
     /// # Errors
     /// As for [`Self::server_config`].
     pub fn mint_server_config(&self, host: &Host) -> Result<ServerConfig, AuthorityError> {
+        self.metrics.needed.inc();
+        self.metrics.issued.inc();
         self.signer().mint(host).map_err(|error| AuthorityError::Unusable(error.to_string()))
     }
 }

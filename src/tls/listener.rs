@@ -7,6 +7,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
+use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::path_limit::LimitedClientVerifier;
@@ -75,6 +76,14 @@ pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, Listener
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
+}
+
+/// Returns when the leaf of a certificate file expires, or `None` if it cannot be read.
+#[must_use]
+pub fn certificate_end(cert: &Path) -> Option<OffsetDateTime> {
+    let chain = certificates(cert).ok()?;
+    let (_, leaf) = X509Certificate::from_der(chain.first()?).ok()?;
+    Some(leaf.validity().not_after.to_datetime())
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ListenerTlsError> {

@@ -147,7 +147,7 @@ async fn set_up(dir: &Path) -> io::Result<Demo> {
     let context =
         CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default(), is_offline: false };
     let mut config = compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
-    config.settings.admin.listen = None;
+    (config.settings.admin.listen, config.settings.metrics.listen) = (None, None);
     let log = dir.join("audit.jsonl");
     // The policy allows the proxy's own port, for the scene with the loop. The port is only known once it is bound.
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;

@@ -37,8 +37,8 @@ where
     let (client_read, client_write) = tokio::io::split(client);
     let (origin_read, origin_write) = tokio::io::split(origin);
     let clock = Clock::new(idle);
-    let up = pump(client_read, origin_write, &clock, filters.0, sent);
-    let down = pump(origin_read, client_write, &clock, filters.1, received);
+    let up = pump(client_read, origin_write, &clock, filters.0, WorkSlice::default(), sent);
+    let down = pump(origin_read, client_write, &clock, filters.1, WorkSlice::default(), received);
     tokio::try_join!(up, down).map(|_| ())
 }
 
@@ -142,7 +142,8 @@ impl Clock {
     }
 }
 
-/// Copies one direction through a filter until its end, and then shuts the writer down. `count` gets the number of
+/// Copies one direction through a filter until its end, and then shuts the writer down. `slice` measures the filter's
+/// work, and `count` gets the number of
 /// bytes of each read.
 ///
 /// # Errors
@@ -152,6 +153,7 @@ pub(in crate::flow) async fn pump<R, W>(
     mut to: W,
     clock: &Clock,
     mut filter: impl Filter,
+    mut slice: WorkSlice,
     count: impl Fn(usize),
 ) -> io::Result<()>
 where
@@ -159,7 +161,6 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut buffer = vec![0; BUFFER];
-    let mut slice = WorkSlice::default();
     loop {
         let read = tokio::select! {
             biased;
@@ -177,7 +178,7 @@ where
                     Some(limit) => Some(limit.acquire().await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?),
                     None => None,
                 };
-                let out = slice.run(|| filter.pass(bytes))?;
+                let out = slice.search(n, || filter.pass(bytes))?;
                 drop(permit);
                 clock.wait(to.write_all(&out)).await?;
                 count(n);

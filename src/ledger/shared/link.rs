@@ -4,8 +4,10 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisConnectionInfo, RedisResult, ScriptInvocation};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,6 +24,9 @@ const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before reconnecting: initial and maximum.
 const RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// The upper bounds of the buckets for the duration of a call, in seconds.
+const DURATIONS: [f64; 9] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.05, 0.25, 0.5];
 
 /// A transport to the server: TCP, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -41,6 +46,7 @@ pub(super) struct Link {
     silent: Arc<watch::Sender<u64>>,
     /// Whether the latest call was answered, so that only changes are logged.
     answered: AtomicBool,
+    round_trips: RoundTrips,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -50,14 +56,32 @@ struct Live {
     connection: MultiplexedConnection,
 }
 
+/// The round trips to the server since the start.
+pub struct RoundTrips {
+    /// The durations of those that were answered, in seconds.
+    pub durations: Histogram,
+    /// The number of those that failed.
+    pub failed: Counter,
+}
+
+impl Default for RoundTrips {
+    fn default() -> Self {
+        Self { durations: Histogram::new(DURATIONS), failed: Counter::default() }
+    }
+}
+
 impl Link {
+    pub(super) fn round_trips(&self) -> &RoundTrips {
+        &self.round_trips
+    }
+
     /// Starts connecting in the background.
     pub(super) fn new(server: Server, connect: Connect) -> Self {
         let (publish, current) = watch::channel(None);
         let silent = Arc::new(watch::Sender::new(0));
         let task = tokio::spawn(stay_connected(server, connect, publish, silent.subscribe()));
         let task = AbortOnDropHandle::new(task);
-        Self { current, silent, answered: AtomicBool::new(true), _task: task }
+        Self { current, silent, answered: AtomicBool::new(true), round_trips: RoundTrips::default(), _task: task }
     }
 
     pub(super) async fn invoke<T: FromRedisValue>(&self, call: &ScriptInvocation<'_>) -> Result<T> {
@@ -76,7 +100,7 @@ impl Link {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        let mut number = None;
+        let (mut number, began) = (None, Instant::now());
         let done = timeout(CALL_TIMEOUT, async {
             let live = self.live().await?;
             number = Some(live.number);
@@ -84,6 +108,7 @@ impl Link {
         });
         let error = match done.await {
             Ok(Some(Ok(value))) => {
+                self.round_trips.durations.observe(began.elapsed().as_secs_f64());
                 if !self.answered.swap(true, Ordering::Relaxed) {
                     tracing::info!("the ledger's server answers again");
                 }
@@ -103,6 +128,7 @@ impl Link {
                 "no answer in time".to_owned()
             }
         };
+        self.round_trips.failed.inc();
         if self.answered.swap(false, Ordering::Relaxed) {
             tracing::error!(error, "the ledger's server cannot be used; requests are refused");
         }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use moka::sync::Cache;
 use redis::{Cmd, Pipeline, ScriptInvocation};
 
-pub use link::{Connect, Connecting, Stream, reach};
+pub use link::{Connect, Connecting, RoundTrips, Stream, reach};
 pub use seal::{Alarm, Seal, TamperedRecord};
 pub use server::{Server, ServerError};
 
@@ -67,6 +67,10 @@ impl Shared {
             facts: Cache::builder().max_capacity(MAX_CACHED).time_to_live(CACHE_TTL).build(),
             cursor: format!("exeat:cursor:{proxy}"),
         }
+    }
+
+    pub(super) fn round_trips(&self) -> &RoundTrips {
+        self.link.round_trips()
     }
 
     pub(super) async fn check(&self) -> Result<()> {

@@ -28,7 +28,7 @@ use tokio_rustls::TlsConnector;
 use self::dial::Sockets;
 pub use self::dial::{OriginStream, connect_own_server};
 pub(crate) use self::early_answer::EarlyAnswer;
-use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task};
+use self::pool::{Key, Lease, MAX_STREAMS, Pool, PoolMetrics, SendError, Sender, Task};
 use self::retry::RetryCopy;
 use self::write_progress::WriteProgress;
 use super::authorize::Admitted;
@@ -206,6 +206,12 @@ impl Forwarder {
     #[must_use]
     pub fn reusable_connections(&self) -> usize {
         self.pool.reusable()
+    }
+
+    /// Returns the numbers of exchanges on new and on reused connections.
+    #[must_use]
+    pub fn pool_metrics(&self) -> &PoolMetrics {
+        self.pool.metrics()
     }
 
     /// Reloads the certificate revocation lists. If they have changed, earlier connections are not reused for new

@@ -17,6 +17,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -132,6 +133,16 @@ struct Pooled {
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: IdleConnections<Pooled>,
+    metrics: PoolMetrics,
+}
+
+/// The numbers of exchanges on new and on reused connections.
+#[derive(Default)]
+pub struct PoolMetrics {
+    /// Exchanges on a connection that was opened for them.
+    pub opened: Counter,
+    /// Exchanges on a connection of an earlier one.
+    pub reused: Counter,
 }
 
 /// The idle connections of all executions. Each execution has a quota, and all share the capacity.
@@ -244,6 +255,11 @@ impl Pool {
         self.idle.count.load(Ordering::Relaxed)
     }
 
+    /// Returns the numbers of exchanges on new and on reused connections.
+    pub(crate) fn metrics(&self) -> &PoolMetrics {
+        &self.metrics
+    }
+
     /// Drops connections that have been idle or open for too long.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
@@ -256,6 +272,8 @@ impl Pool {
     }
 
     fn lease(self: &Arc<Self>, pooled: Pooled, reused: bool) -> Lease {
+        let uses = if reused { &self.metrics.reused } else { &self.metrics.opened };
+        uses.inc();
         let Pooled { key, sender, address, born, .. } = pooled;
         if let Sender::H2(h2) = &sender {
             h2.streams.fetch_add(1, Ordering::Relaxed);

@@ -7,6 +7,8 @@
 
 pub(super) mod outbound;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{COOKIE, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::request::Parts;
@@ -21,6 +23,7 @@ use super::inject::unsent_fields::UnsentFields;
 use super::message::request_body::RequestBody;
 use super::scan_limit::ScanLimit;
 use super::work_slice::WorkSlice;
+use crate::audit::progress::{ScanDirection, TransferCounts};
 use crate::audit::record::Record;
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
@@ -120,7 +123,8 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
             let outbound = OutboundBody::of(&parts, values, grant.decode_limits(), &body.request_windows())?;
             if let Some((data, trailers)) = body.buffered() {
                 // Boxed, so that the requests without a body do not pay for it.
-                let scanned = Box::pin(scan_buffered(outbound, data, trailers, &limit)).await;
+                let scanned =
+                    Box::pin(scan_buffered(outbound, data, trailers, (&limit, record.transfer_counts()))).await;
                 scanned.map_err(|error| refusal_for(error, record))?;
             } else {
                 body.scan_while_sending(outbound, record.stream_finds());
@@ -192,16 +196,17 @@ async fn scan_buffered(
     mut outbound: OutboundBody,
     data: &Bytes,
     trailers: Option<&HeaderMap>,
-    limit: &ScanLimit,
+    (limit, counts): (&ScanLimit, Arc<TransferCounts>),
 ) -> Result<(), OutboundError> {
     let mut rest = data.clone();
     let acquire = async || limit.acquire().await.map_err(|_| OutboundError::NoRoom);
     let mut permit = Some(acquire().await?);
-    let mut slice = WorkSlice::default();
+    let mut slice = WorkSlice::of(counts, ScanDirection::Request);
     while !rest.is_empty() || outbound.has_work() {
-        slice.run(|| {
-            if !outbound.has_work() {
-                outbound.push(rest.split_to(PORTION.min(rest.len())))?;
+        let portion = if outbound.has_work() { Bytes::new() } else { rest.split_to(PORTION.min(rest.len())) };
+        slice.search(portion.len(), || {
+            if !portion.is_empty() {
+                outbound.push(portion)?;
             }
             outbound.work()
         })?;

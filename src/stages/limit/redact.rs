@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use crate::audit::progress::TransferCounts;
+use crate::audit::progress::{ScanDirection, TransferCounts};
 use crate::audit::record::Record;
 use crate::coding::{DecodeLimits, Decoder, WindowPool};
 use crate::leak::{FindCount, Matcher, Redactor, ValueOwner};
@@ -318,6 +318,9 @@ fn redact_fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
 impl RedactedBody {
     /// Counts the bytes received from the origin.
     pub(crate) fn count(&mut self, counts: Arc<TransferCounts>) {
+        if let Some(guard) = &mut self.guard {
+            guard.slice = WorkSlice::of(counts.clone(), ScanDirection::Response);
+        }
         self.inner.counts = Some(counts);
     }
 
@@ -432,6 +435,7 @@ impl Redaction {
 
     fn take(&mut self, data: Bytes) {
         self.received = self.received.saturating_add(data.len() as u64);
+        self.slice.count_bytes(data.len());
         self.waiting = data;
     }
 

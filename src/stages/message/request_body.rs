@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::headers;
 use crate::audit::finds::StreamFinds;
-use crate::audit::progress::TransferCounts;
+use crate::audit::progress::{ScanDirection, TransferCounts};
 use crate::audit::record::Record;
 use crate::coding::DecodeError;
 use crate::coding::WindowPool;
@@ -336,7 +336,7 @@ impl RequestBody {
             trailers: None,
             pauses,
             limit,
-            slice: WorkSlice::default(),
+            slice: WorkSlice::of(self.counts.clone(), ScanDirection::Request),
         }));
     }
 
@@ -390,7 +390,7 @@ impl RequestBody {
             match frame.transpose().map_err(FrameError::Body)?.map(Frame::into_data) {
                 Some(Ok(data)) => {
                     scan.pauses.data_arrived();
-                    scan.slice.run(|| scan.outbound.push(data))?;
+                    scan.slice.search(data.len(), || scan.outbound.push(data))?;
                 }
                 Some(Err(frame)) => scan.trailers = Some(frame.into_trailers().unwrap_or_default()),
                 None => {

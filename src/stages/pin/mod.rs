@@ -20,6 +20,7 @@ use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ProtocolConfi
 use hickory_resolver::proto::rr::{Name, RecordType};
 use moka::sync::Cache;
 use parking_lot::RwLock;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::OnceCell;
 use tokio::time::timeout_at;
 
@@ -129,6 +130,30 @@ impl OwnServer {
     }
 }
 
+/// The numbers of lookups since the start.
+#[derive(Default)]
+pub struct DnsMetrics {
+    /// Names that were looked up for requests, in the cache or with a server.
+    pub lookups: Counter,
+    /// Names that a server was asked for.
+    pub queried: Counter,
+    /// Those without an address, in the order of [`DnsFailure::ALL`].
+    failures: [Counter; DnsFailure::ALL.len()],
+}
+
+impl DnsMetrics {
+    fn note_failure(&self, failure: DnsFailure) {
+        self.failures().filter(|(reason, _)| *reason == failure).for_each(|(_, count)| {
+            count.inc();
+        });
+    }
+
+    /// Returns the number of names without an address, by reason.
+    pub fn failures(&self) -> impl Iterator<Item = (DnsFailure, &Counter)> {
+        DnsFailure::ALL.into_iter().zip(&self.failures)
+    }
+}
+
 /// Resolves names and checks the addresses.
 pub struct Resolver {
     dns: Hickory<DnsSockets>,
@@ -143,6 +168,7 @@ pub struct Resolver {
     /// Limits the new names per execution.
     names: NameQuota,
     health: DnsHealth,
+    metrics: DnsMetrics,
 }
 
 /// The answer for one name, filled by the first request for it.
@@ -183,7 +209,14 @@ impl Resolver {
         let lookups = SocketQuota::new(descriptors.lookups, descriptors.lookups_each);
         let names = NameQuota::new(settings.new_names_per_minute);
         let (own_servers, health) = (RwLock::default(), DnsHealth::default());
-        Ok(Self { dns, servers, timeout: settings.timeout, own, own_servers, answers, lookups, names, health })
+        let (timeout, metrics) = (settings.timeout, DnsMetrics::default());
+        Ok(Self { dns, servers, timeout, own, own_servers, answers, lookups, names, health, metrics })
+    }
+
+    /// Returns the numbers of lookups and of their failures.
+    #[must_use]
+    pub fn metrics(&self) -> &DnsMetrics {
+        &self.metrics
     }
 
     /// Returns whether no DNS server has answered for a while, although names were looked up.
@@ -353,6 +386,7 @@ impl Resolver {
     }
 
     async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Result<Vec<IpAddr>, LookupFailure> {
+        self.metrics.lookups.inc();
         for _ in 0..2 {
             let slot = self.answers.get_with(name.clone(), Arc::default);
             let answer = Box::pin(self.fill_slot(&slot, name, execution)).await?;
@@ -389,6 +423,7 @@ impl Resolver {
 
     /// Queries A and AAAA separately. A failed family is left out; if both fail, so does the lookup.
     async fn query(&self, name: &HostName) -> CachedAddresses {
+        self.metrics.queried.inc();
         let found = self.query_families(name).await;
         let failures = found.as_ref().err().map(Vec::as_slice).unwrap_or_default();
         self.health.note(failures, Instant::now());
@@ -399,6 +434,7 @@ impl Resolver {
             }
             Err(failures) => {
                 let failure = failures.into_iter().min().unwrap_or(DnsFailure::NoAddress);
+                self.metrics.note_failure(failure);
                 CachedAddresses { addresses: Err(failure), until: Instant::now() + FAILURE_TTL }
             }
         }

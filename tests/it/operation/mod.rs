@@ -6,6 +6,7 @@ pub mod cli;
 mod init;
 pub mod isolate;
 pub mod manual;
+mod metrics;
 mod offline;
 mod openapi;
 pub mod operator;

@@ -1,0 +1,55 @@
+//! The listener for metrics alone. Nobody needs a token there, so it has nothing else.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+
+use super::admin::{self, Names};
+use super::http_server::{self, Site};
+use super::metrics::{self, MetricsReport};
+use crate::admission::Slot;
+use crate::flow::Services;
+use crate::flow::listener::Listener;
+
+/// The listener of `[metrics]`.
+pub(crate) struct MetricsListener {
+    pub(crate) services: Arc<Services>,
+    pub(crate) report: Arc<MetricsReport>,
+}
+
+impl MetricsListener {
+    /// Accepts connections until the daemon drains or is taken over.
+    pub(crate) async fn run(self, listener: Listener) {
+        http_server::run(Arc::new(self), listener).await;
+    }
+}
+
+impl Site for MetricsListener {
+    fn services(&self) -> &Arc<Services> {
+        &self.services
+    }
+
+    fn is_trusted(&self, _: u32) -> bool {
+        false
+    }
+
+    /// No client is identified here, so each has its share of the slots, and a silent one loses it.
+    async fn answer(&self, request: Request<Incoming>, _: bool, _: &Slot) -> Response<Full<Bytes>> {
+        if !admin::is_same_site(request.headers(), Names::Unqualified) {
+            return admin::text(
+                StatusCode::FORBIDDEN,
+                "the Host or Origin field names another site; use an address, or a name without a dot\n",
+            );
+        }
+        match (request.method(), request.uri().path()) {
+            (&(Method::GET | Method::HEAD), "/metrics") => {
+                admin::reply(StatusCode::OK, metrics::MEDIA_TYPE, self.report.text(&self.services).await.into())
+            }
+            (_, "/metrics") => admin::method_not_allowed("GET, HEAD"),
+            _ => admin::text(StatusCode::NOT_FOUND, "this listener has /metrics only\n"),
+        }
+    }
+}
