@@ -93,6 +93,12 @@ impl Paint {
         Self(io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()))
     }
 
+    /// Returns no colours.
+    #[cfg(test)]
+    pub(crate) const fn none() -> Self {
+        Self(false)
+    }
+
     pub(crate) fn good(&self, text: &str) -> String {
         self.with("32", text)
     }

@@ -1,9 +1,9 @@
-//! `exeat audit`: verifies the audit log and prints its last lines.
+//! `exeat audit`: verifies the audit log, prints its last lines, and reports what they say.
 
 use std::path::Path;
 
 use super::terminal::{print, say};
-use super::{AuditAction, Exit, VerifyArgs, paths, tail};
+use super::{AuditAction, Exit, VerifyArgs, paths, report, tail};
 use crate::audit::sink::LogLocation;
 use crate::audit::verify::{self, Finding};
 use crate::daemon::audit_location;
@@ -11,6 +11,11 @@ use crate::daemon::vault;
 use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
+    if let AuditAction::Report(args) = &action
+        && !args.needs_configuration()
+    {
+        return report::run(None, args);
+    }
     // The values of credentials and tokens are not needed.
     let settings = match paths::load_offline(config) {
         Ok(config) => config.settings,
@@ -26,6 +31,7 @@ pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
             Some(path) => tail::run(path, &args),
             None => fail("audit.path is standard output; there is no file to read"),
         },
+        AuditAction::Report(args) => report::run(location.path.as_deref(), &args),
     }
 }
 

@@ -26,6 +26,7 @@ mod limits;
 mod paths;
 #[cfg(target_os = "linux")]
 mod placeholder;
+mod report;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/run.rs")]
 mod run;
 #[cfg(target_os = "linux")]
@@ -181,6 +182,8 @@ enum AuditAction {
     Verify(VerifyArgs),
     /// Print the last lines in a readable form
     Tail(tail::TailArgs),
+    /// Report what went where, what was refused, and how long it took
+    Report(report::ReportArgs),
 }
 
 #[derive(Args)]

@@ -63,7 +63,7 @@ pub(super) struct TailArgs {
 }
 
 /// The reason for which the output ends early.
-enum Stopped {
+pub(super) enum Stopped {
     Read(io::Error),
     Print(io::Error),
 }
@@ -166,7 +166,7 @@ impl LastLines {
 }
 
 /// A log that is read to its end, and again after more has been written.
-struct LogFile {
+pub(super) struct LogFile {
     file: File,
     /// The device and the inode.
     id: (u64, u64),
@@ -175,14 +175,14 @@ struct LogFile {
 }
 
 impl LogFile {
-    fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         Ok(Self { file, id: (metadata.dev(), metadata.ino()), begun: Vec::new() })
     }
 
     /// Passes each complete line to `take`, up to the end of the file.
-    fn read_lines(&mut self, mut take: impl FnMut(&str) -> Result<(), Stopped>) -> Result<(), Stopped> {
+    pub(super) fn read_lines(&mut self, mut take: impl FnMut(&str) -> Result<(), Stopped>) -> Result<(), Stopped> {
         let mut chunk = vec![0; CHUNK];
         loop {
             let read = self.file.read(&mut chunk)?;
@@ -273,7 +273,7 @@ fn code(text: &str) -> Result<String, String> {
     known.ok_or_else(|| "no such code; docs/refusals.md lists them".to_owned())
 }
 
-fn since(text: &str) -> Result<OffsetDateTime, String> {
+pub(super) fn since(text: &str) -> Result<OffsetDateTime, String> {
     let ago = compile::duration(text).and_then(|ago| OffsetDateTime::now_utc().checked_sub(ago.try_into().ok()?));
     let at = || OffsetDateTime::parse(text, &Rfc3339).ok();
     ago.or_else(at)

@@ -7,6 +7,7 @@ pub mod full_disk;
 pub mod kill_9;
 pub mod ledger;
 pub mod malformed_bodies;
+mod report;
 mod shipping;
 pub mod slow_ledger;
 mod tail;
