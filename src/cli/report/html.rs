@@ -22,6 +22,7 @@ dl{display:flex;flex-wrap:wrap;gap:.5rem 2.5rem;margin:1rem 0}dt{font-size:.8rem
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}\
 th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}\
 th:first-child,td:first-child,.text{text-align:left;white-space:normal;overflow-wrap:anywhere}\
+th:first-child{min-width:16rem}\
 th{font-size:.8rem;opacity:.75;font-weight:600}svg{width:100%;height:auto;display:block}\
 .good{fill:var(--good)}.bad{fill:var(--bad);color:var(--bad)}footer{margin:3rem 0;font-size:.85rem;opacity:.75}";
 
@@ -85,10 +86,11 @@ fn facts(all: &Sums, out: &mut String) {
 }
 
 /// Draws allowed requests above refused ones, each as high as the square root of the number.
-fn plot(allowed: &[u64], refused: &[u64], out: &mut String) {
-    let most = allowed.iter().chain(refused).copied().max().unwrap_or_default().max(1);
-    let height = |slot: u64| ((slot as f64 / most as f64).sqrt() * HEIGHT as f64).ceil();
-    let total = HEIGHT.saturating_mul(2);
+fn plot(allowed: &[f64], refused: &[f64], out: &mut String) {
+    let most = allowed.iter().chain(refused).copied().fold(f64::EPSILON, f64::max);
+    let height = |slot: f64| ((slot / most).sqrt() * HEIGHT as f64).ceil();
+    let lower = refused.iter().copied().map(height).fold(0.0, f64::max);
+    let total = HEIGHT as f64 + lower;
     let _ = writeln!(
         out,
         "<h2>Over time</h2>\n<svg viewBox=\"0 0 {} {total}\" role=\"img\" aria-label=\"Allowed requests, above the \
@@ -100,10 +102,10 @@ fn plot(allowed: &[u64], refused: &[u64], out: &mut String) {
         for (slot, class) in [(*allowed, "good"), (*refused, "bad")] {
             let height = height(slot);
             let y = if class == "good" { HEIGHT as f64 - height } else { HEIGHT as f64 };
-            if slot > 0 {
+            if slot > 0.0 {
                 let _ = write!(
                     out,
-                    "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"6\" height=\"{height}\"><title>{slot}</title></rect>"
+                    "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"6\" height=\"{height}\"><title>{slot:.0}</title></rect>"
                 );
             }
         }

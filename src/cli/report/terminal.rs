@@ -39,9 +39,8 @@ pub(super) fn text(report: &Report, paint: &Paint) -> String {
     fact("values", values);
     fact("credits", format!("{:.1}", all.credits));
     if let Some(period) = seconds(from).zip(seconds(until)) {
-        let line = |slots: &[u64]| plot(slots);
-        fact("allowed", line(&report.allowed_over_time.columns(period, TIMELINE)));
-        fact("refused", line(&report.refused_over_time.columns(period, TIMELINE)));
+        fact("allowed", plot(&report.allowed_over_time.columns(period, TIMELINE)));
+        fact("refused", plot(&report.refused_over_time.columns(period, TIMELINE)));
     }
     tasks(report, &mut out);
     hosts(report, &mut out);
@@ -133,10 +132,10 @@ fn more(rows: usize, out: &mut String) {
 }
 
 /// Returns the activity over time, as high as the square root: few refusals show beside many.
-fn plot(slots: &[u64]) -> String {
-    let most = slots.iter().copied().max().unwrap_or_default();
-    let height = |slot: u64| {
-        let share = (slot as f64 / most.max(1) as f64).sqrt();
+fn plot(slots: &[f64]) -> String {
+    let most = slots.iter().copied().fold(f64::EPSILON, f64::max);
+    let height = |slot: f64| {
+        let share = (slot / most).sqrt();
         let index = (share * HEIGHTS.len() as f64).ceil() as usize;
         index.checked_sub(1).and_then(|index| HEIGHTS.get(index)).copied().unwrap_or(' ')
     };
@@ -231,6 +230,6 @@ mod tests {
 
     #[test]
     fn few_refusals_show_beside_many() {
-        assert_eq!(plot(&[0, 1, 100, 0]), " ▁█");
+        assert_eq!(plot(&[0.0, 1.0, 100.0, 0.0]), " ▁█");
     }
 }

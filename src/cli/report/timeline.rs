@@ -66,16 +66,20 @@ impl Timeline {
         }
     }
 
-    /// Returns the counts of `columns` equal parts of the time between two Unix times.
-    pub(super) fn columns(&self, (from, to): (i64, i64), columns: usize) -> Vec<u64> {
-        let mut sums = vec![0_u64; columns];
-        let length = to.saturating_sub(from).saturating_add(1).max(1);
+    /// Returns the counts of `columns` equal parts of the time between two Unix times. A slot that lies in several parts is
+    /// divided among them.
+    pub(super) fn columns(&self, (from, to): (i64, i64), columns: usize) -> Vec<f64> {
+        let mut sums = vec![0.0; columns];
+        let (begin, end) = (from as f64, to as f64 + 1.0);
+        let length = (end - begin).max(1.0) / columns.max(1) as f64;
         for (index, count) in self.slots.iter().enumerate() {
-            let at = self.first.saturating_add(i64::try_from(index).unwrap_or(i64::MAX)).saturating_mul(self.width);
-            let offset = at.max(from).min(to).saturating_sub(from);
-            let column = offset.saturating_mul(i64::try_from(columns).unwrap_or(1)) / length;
-            if let Some(sum) = usize::try_from(column).ok().and_then(|column| sums.get_mut(column)) {
-                *sum = sum.saturating_add(*count);
+            let at = (self.first as f64 + index as f64) * self.width as f64;
+            // The first and the last slot may begin before, and end after, the time.
+            let (first, last) = (at.clamp(begin, end), (at + self.width as f64).clamp(begin, end));
+            let share = *count as f64 / (last - first).max(f64::EPSILON);
+            for (column, sum) in sums.iter_mut().enumerate() {
+                let (left, right) = (begin + column as f64 * length, begin + (column as f64 + 1.0) * length);
+                *sum += share * (last.min(right) - first.max(left)).max(0.0);
             }
         }
         sums
@@ -98,9 +102,10 @@ mod tests {
             }
             assert!(timeline.slots.len() <= SLOTS);
             let columns = timeline.columns((start, start + 999 * step), 40);
-            assert_eq!(columns.iter().sum::<u64>(), 2_000, "{step}: {columns:?}");
-            // Evenly spread, but for the edges of the slots.
-            assert!(columns.iter().all(|count| *count <= 130), "{step}: {columns:?}");
+            let sum: f64 = columns.iter().sum();
+            assert!((sum - 2_000.0).abs() < 1.0, "{step}: {sum}");
+            // Evenly spread.
+            assert!(columns.iter().all(|count| (40.0..70.0).contains(count)), "{step}: {columns:?}");
         }
     }
 }
