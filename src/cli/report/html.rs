@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::terminal::{bytes, count, milliseconds, seconds};
+use super::terminal::{bytes, count, milliseconds, shown_time};
 use super::{Report, Rows, Sums};
 use crate::terminal::clean;
 
@@ -34,19 +34,18 @@ pub(super) fn page(report: &Report) -> String {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
          <title>exeat: report of the audit log</title>\n<style>{STYLE}</style>\n<h1>Report of the audit log</h1>\n"
     );
-    let Some((from, until)) = &report.period else {
+    let Some((from, until)) = report.period else {
         out.push_str("<p>No requests.</p>\n");
         return out;
     };
-    let _ = writeln!(out, "<p>{} to {}</p>", text(from), text(until));
+    let _ = writeln!(out, "<p>{} to {}</p>", shown_time(from), shown_time(until));
     facts(&report.all, &mut out);
-    if let Some(period) = seconds(from).zip(seconds(until)) {
-        let allowed = report.allowed_over_time.columns(period, BARS);
-        let refused = report.refused_over_time.columns(period, BARS);
-        plot(&allowed, &refused, &mut out);
-    }
+    let period = (from.unix_timestamp(), until.unix_timestamp());
+    let allowed = report.allowed_over_time.columns(period, BARS);
+    let refused = report.refused_over_time.columns(period, BARS);
+    plot(&allowed, &refused, &mut out);
     sums("Tasks", "task", &report.tasks, &mut out);
-    sums("Where", "task → host", &report.hosts, &mut out);
+    sums("Where", "task → host", &report.all_hosts(), &mut out);
     let refusals = report.codes.sorted(|refusals| refusals.count);
     table("Refused or failed", &["code", "stage", "count", "most of them"], &mut out, refusals.len(), |out| {
         for (code, refusals) in refusals.iter().take(MAX_ROWS) {
@@ -57,7 +56,8 @@ pub(super) fn page(report: &Report) -> String {
     });
     counts("Found in requests", &report.finds, &mut out);
     counts("Alarms", &report.alarms, &mut out);
-    out.push_str("<footer>Made by <code>exeat audit report</code>.</footer>\n");
+    counts("Notes of the log itself", &report.notes, &mut out);
+    out.push_str("<footer>Made by <code>exeat audit report</code>. The log was not verified; <code>exeat audit verify</code> does that.</footer>\n");
     out
 }
 

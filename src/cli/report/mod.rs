@@ -21,13 +21,17 @@ use time::format_description::well_known::Rfc3339;
 use self::percentiles::Percentiles;
 use self::timeline::Timeline;
 use super::tail::{self, LogFile, Stopped};
-use super::terminal::{print, say};
+use super::terminal::{escaped, print, say};
 use super::{Exit, terminal as messages};
 use crate::audit::line::{Event, LineVerdict};
 use crate::audit::sink;
+use crate::files;
+use crate::model::refusal::Refusal;
 
 /// The maximum number of rows of each table that is kept while the log is read. What is beyond is added to a last row.
 const MAX_ROWS: usize = 5_000;
+/// The part of them that one task may have of what a sandbox can choose freely, so that it hides no rows of others.
+const MAX_ROWS_OF_TASK: usize = 500;
 /// The name of that row.
 const OTHERS: &str = "(others)";
 /// The name of clients that were not identified.
@@ -155,23 +159,38 @@ struct Refusals {
 struct Rows<T> {
     rows: BTreeMap<String, T>,
     max: usize,
+    /// The number of rows of each task, if that is limited.
+    of_tasks: BTreeMap<String, usize>,
 }
 
-impl<T> Default for Rows<T> {
+impl<T: Default> Default for Rows<T> {
     fn default() -> Self {
-        Self { rows: BTreeMap::new(), max: MAX_ROWS }
+        Self::at_most(MAX_ROWS)
     }
 }
 
 impl<T: Default> Rows<T> {
     fn at_most(max: usize) -> Self {
-        Self { rows: BTreeMap::new(), max }
+        Self { rows: BTreeMap::new(), max, of_tasks: BTreeMap::new() }
     }
 
     fn row(&mut self, name: &str) -> &mut T {
         let is_known = self.rows.contains_key(name);
         let name = if is_known || self.rows.len() < self.max { name } else { OTHERS };
         self.rows.entry(name.to_owned()).or_default()
+    }
+
+    /// Returns a row of a task, whose own last row gets what is beyond this number.
+    fn row_of(&mut self, task: &str, name: &str, most: usize) -> &mut T {
+        if self.rows.contains_key(name) {
+            return self.row(name);
+        }
+        let rows = self.of_tasks.entry(task.to_owned()).or_default();
+        if *rows >= most {
+            return self.row(&format!("{task} → {OTHERS}"));
+        }
+        *rows = rows.saturating_add(1);
+        self.row(name)
     }
 
     /// Returns the rows, the largest first.
@@ -187,15 +206,19 @@ struct Report {
     lines: u64,
     unreadable: u64,
     /// The times of the first and of the last line.
-    period: Option<(String, String)>,
+    period: Option<(OffsetDateTime, OffsetDateTime)>,
     all: Sums,
     tasks: Rows<Sums>,
-    /// By task and host.
+    /// By task and host: requests that were allowed, whatever became of them.
     hosts: Rows<Sums>,
+    /// By task and host: requests that were refused. A sandbox can ask for any number of hosts.
+    refused_hosts: Rows<Sums>,
     codes: Rows<Refusals>,
     /// What was found where, by task.
     finds: Rows<u64>,
     alarms: Rows<u64>,
+    /// Lines about the log itself and the ledger.
+    notes: Rows<u64>,
     allowed_over_time: Timeline,
     refused_over_time: Timeline,
 }
@@ -209,9 +232,11 @@ impl Default for Report {
             all: Sums::default(),
             tasks: Rows::default(),
             hosts: Rows::default(),
+            refused_hosts: Rows::default(),
             codes: Rows::at_most(200),
             finds: Rows::at_most(200),
             alarms: Rows::at_most(200),
+            notes: Rows::at_most(200),
             allowed_over_time: Timeline::default(),
             refused_over_time: Timeline::default(),
         }
@@ -225,6 +250,10 @@ pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
     };
     let mut report = Report::default();
     for file in &files {
+        // Retention may have dropped it meanwhile.
+        if args.files.is_empty() && Some(file.as_path()) != path && !file.exists() {
+            continue;
+        }
         let read = LogFile::open(file).map_err(Stopped::Read).and_then(|mut log| {
             log.read_lines(|line| {
                 report.add(line, args.since);
@@ -239,9 +268,9 @@ pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
         say(format_args!("note: {} lines are not lines of an audit log", report.unreadable));
     }
     if args.json {
-        print(format_args!("{:#}\n", report.document()));
+        print(format_args!("{}\n", escaped(&format!("{:#}", report.document()))));
     } else if let Some(out) = &args.html {
-        if let Err(error) = std::fs::write(out, html::page(&report)) {
+        if let Err(error) = write_page(out, &files, &html::page(&report)) {
             return fail(&format!("{} cannot be written: {error}", out.display()));
         }
         say(format_args!("exeat: the report is in {}", out.display()));
@@ -249,6 +278,15 @@ pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
         print(terminal::text(&report, &messages::Paint::stdout()));
     }
     Exit::Done
+}
+
+/// Writes a page that only its owner can read, like the log.
+fn write_page(out: &Path, logs: &[PathBuf], page: &str) -> io::Result<()> {
+    let is_log = |log: &PathBuf| matches!((log.canonicalize(), out.canonicalize()), (Ok(log), Ok(out)) if log == out);
+    if logs.iter().any(is_log) {
+        return Err(io::Error::other("it is a file of the log"));
+    }
+    files::replace(out, page.as_bytes(), 0o600)
 }
 
 fn fail(why: &str) -> Exit {
@@ -273,27 +311,32 @@ impl Report {
             self.unreadable = self.unreadable.saturating_add(1);
             return;
         };
-        if !matches!(line.event, Event::Closed | Event::Refused) {
+        let Ok(at) = OffsetDateTime::parse(&line.ts, &Rfc3339) else {
+            self.unreadable = self.unreadable.saturating_add(1);
             return;
-        }
-        let Ok(at) = OffsetDateTime::parse(&line.ts, &Rfc3339) else { return };
+        };
         if since.is_some_and(|since| at < since) {
             return;
         }
-        self.lines = self.lines.saturating_add(1);
-        let first = line.since.as_ref().unwrap_or(&line.ts);
-        match &mut self.period {
-            None => self.period = Some((first.clone(), line.ts.clone())),
-            Some((earliest, latest)) => {
-                // Times in the same format sort like texts.
-                if first < earliest {
-                    earliest.clone_from(first);
-                }
-                if line.ts > *latest {
-                    latest.clone_from(&line.ts);
-                }
-            }
+        let note = match line.event {
+            Event::Closed | Event::Refused => None,
+            Event::Alarm => Some("an entry of the shared ledger does not verify"),
+            Event::CutFound => Some("lines were missing at a start"),
+            Event::Dropped => Some("an old file was dropped"),
+            Event::Lost => Some("lines could not be written"),
+            Event::Recovered => Some("an incomplete line was found at a start"),
+            Event::Approval | Event::Decided | Event::LookedUp | Event::Opened | Event::Other => return,
+        };
+        if let Some(note) = note {
+            return increment(self.notes.row(note));
         }
+        self.lines = self.lines.saturating_add(1);
+        let since = line.since.as_deref().and_then(|since| OffsetDateTime::parse(since, &Rfc3339).ok());
+        let begun = since.map_or(at, |since| since.min(at));
+        self.period = Some(match self.period {
+            None => (begun, at),
+            Some((earliest, latest)) => (earliest.min(begun), latest.max(at)),
+        });
         if line.verdict == Some(LineVerdict::Counted) {
             self.add_counted(&line, at);
         } else {
@@ -306,15 +349,31 @@ impl Report {
         let task = line.task.as_deref().unwrap_or(UNKNOWN);
         for (code, count) in &line.codes {
             let is_answer = line.event == Event::Closed;
-            let timeline = if is_answer { &mut self.allowed_over_time } else { &mut self.refused_over_time };
-            timeline.add(at, *count);
-            for sums in [&mut self.all, self.tasks.row(task)] {
-                let sum = if is_answer { &mut sums.allowed } else { &mut sums.refused };
-                *sum = sum.saturating_add(*count);
+            let refusal = Refusal::with_code(code);
+            let is_abandoned = !is_answer && code == "abandoned";
+            if is_answer {
+                self.allowed_over_time.add(at, *count);
+            } else if !is_abandoned {
+                self.refused_over_time.add(at, *count);
             }
-            if !is_answer {
+            let is_find = code == "leak_detected";
+            for sums in [&mut self.all, self.tasks.row(task)] {
+                let sum = match refusal {
+                    _ if is_answer => &mut sums.allowed,
+                    _ if is_abandoned => &mut sums.abandoned,
+                    Some(Refusal::Fail(_)) => &mut sums.failed,
+                    _ => &mut sums.refused,
+                };
+                *sum = sum.saturating_add(*count);
+                sums.finds = sums.finds.saturating_add(if is_find { *count } else { 0 });
+            }
+            if !is_answer && !is_abandoned {
                 let refusals = self.codes.row(code);
                 refusals.count = refusals.count.saturating_add(*count);
+            }
+            if is_find {
+                let row = self.finds.row_of(task, &format!("{task}: counted without a line of its own"), 20);
+                *row = row.saturating_add(*count);
             }
         }
     }
@@ -326,12 +385,17 @@ impl Report {
             Some(port) => format!("{task} → {host}:{port}"),
         });
         let is_refused = matches!(line.verdict, Some(LineVerdict::Deny | LineVerdict::Fail));
-        let timeline = if is_refused { &mut self.refused_over_time } else { &mut self.allowed_over_time };
-        timeline.add(at, 1);
+        if is_refused {
+            self.refused_over_time.add(at, 1);
+        } else if line.verdict == Some(LineVerdict::Allow) {
+            self.allowed_over_time.add(at, 1);
+        }
         self.all.add(line);
         self.tasks.row(task).add(line);
-        if let Some(host) = &host {
-            self.hosts.row(host).add(line);
+        match &host {
+            Some(host) if line.event == Event::Closed => self.hosts.row(host).add(line),
+            Some(host) => self.refused_hosts.row_of(task, host, MAX_ROWS_OF_TASK).add(line),
+            None => {}
         }
         if let (true, Some(code)) = (is_refused, &line.code) {
             let refusals = self.codes.row(code);
@@ -339,9 +403,10 @@ impl Report {
             if refusals.stage.is_empty() {
                 refusals.stage = line.stage.clone().unwrap_or_default();
             }
-            increment(refusals.hosts.row(host.as_deref().unwrap_or(task)));
+            increment(refusals.hosts.row_of(task, host.as_deref().unwrap_or(task), MAX_ROWS_OF_TASK));
             if code == "leak_detected" {
-                increment(self.finds.row(&format!("{task}: {}", line.rule.as_deref().unwrap_or_default())));
+                let name = format!("{task}: {}", line.rule.as_deref().unwrap_or_default());
+                increment(self.finds.row_of(task, &name, 20));
             }
         }
         if let Some(alarm) = &line.alarm {
@@ -349,7 +414,17 @@ impl Report {
         }
     }
 
+    /// Returns the sums by task and host of all requests.
+    fn all_hosts(&self) -> Rows<Sums> {
+        let mut all = Rows::at_most(usize::MAX);
+        for (name, sums) in self.hosts.rows.iter().chain(&self.refused_hosts.rows) {
+            Sums::merge(all.row(name), sums);
+        }
+        all
+    }
+
     fn document(&self) -> Value {
+        let hosts = self.all_hosts();
         let rows = |rows: &Rows<Sums>| -> Vec<Value> {
             let sorted = rows.sorted(Sums::requests);
             sorted.into_iter().map(|(name, sums)| merged(json!({ "name": name }), sums.document())).collect()
@@ -365,20 +440,44 @@ impl Report {
             json!({ "code": code, "stage": refusals.stage, "count": refusals.count, "most": most })
         });
         json!({
-            "since": self.period.as_ref().map(|(since, _)| since),
-            "until": self.period.as_ref().map(|(_, until)| until),
+            "since": self.period.map(|(since, _)| terminal::shown_time(since)),
+            "until": self.period.map(|(_, until)| terminal::shown_time(until)),
             "lines": self.lines,
             "all": self.all.document(),
             "tasks": rows(&self.tasks),
-            "hosts": rows(&self.hosts),
+            "hosts": rows(&hosts),
             "refusals": codes.collect::<Vec<_>>(),
             "finds": counts(&self.finds),
             "alarms": counts(&self.alarms),
+            "notes": counts(&self.notes),
         })
     }
 }
 
 impl Sums {
+    /// Adds the sums of another row. Only one of the two has latencies.
+    fn merge(&mut self, other: &Self) {
+        let Self { allowed, refused, failed, abandoned, sent, received, redacted, truncated, finds, credits, latency } =
+            other;
+        for (sum, more) in [
+            (&mut self.allowed, allowed),
+            (&mut self.refused, refused),
+            (&mut self.failed, failed),
+            (&mut self.abandoned, abandoned),
+            (&mut self.sent, sent),
+            (&mut self.received, received),
+            (&mut self.redacted, redacted),
+            (&mut self.truncated, truncated),
+            (&mut self.finds, finds),
+        ] {
+            *sum = sum.saturating_add(*more);
+        }
+        self.credits += credits;
+        if self.latency.is_empty() {
+            self.latency = latency.clone();
+        }
+    }
+
     fn add(&mut self, line: &Line) {
         let sum = match line.verdict {
             Some(LineVerdict::Allow) => &mut self.allowed,
@@ -458,7 +557,9 @@ mod tests {
                 json!({ "code": "host_not_allowed", "stage": "authorize", "count": 8, "most": "b → <b>.test" }),
             ),
             ("/refusals/1/count", json!(3)),
-            ("/finds/0", json!({ "name": "b: KEY: its value is in the body", "count": 1 })),
+            ("/finds/0", json!({ "name": "b: counted without a line of its own", "count": 2 })),
+            ("/finds/1", json!({ "name": "b: KEY: its value is in the body", "count": 1 })),
+            ("/all/finds", json!(3)),
             ("/alarms/0", json!({ "name": "a → x.test: came back without having been sent: KEY", "count": 1 })),
         ] {
             assert_eq!(at(pointer), want, "{pointer}: {document:#}");
@@ -477,6 +578,30 @@ mod tests {
         assert_eq!(report.all.requests(), 11);
     }
 
+    /// The clock was set back, lines have offsets, and counted requests have codes of all kinds.
+    #[test]
+    fn unusual_times_and_codes_are_no_error() {
+        let report = report(&[
+            r#"{"ts":"2026-11-27T10:00:00Z","since":"2026-11-27T11:00:00Z","event":"refused","verdict":"counted","codes":{"abandoned":2,"overloaded":3,"rate_limited":4}}"#,
+            r#"{"ts":"2026-11-27T23:00:00-10:00","event":"refused","verdict":"deny","since":"!"}"#,
+            r#"{"ts":"2026-11-28T00:00:00Z","event":"refused","verdict":"deny"}"#,
+            r#"{"ts":"2026-11-28T00:00:00Z","event":"lost","lines":4}"#,
+            r#"{"ts":"yesterday","event":"refused","verdict":"deny"}"#,
+        ]);
+        let document = report.document();
+        let all = &document["all"];
+        assert_eq!(
+            (&all["abandoned"], &all["failed"], &all["refused"]),
+            (&json!(2), &json!(3), &json!(6)),
+            "{document:#}"
+        );
+        assert_eq!(document["since"], "2026-11-27T10:00:00Z");
+        assert_eq!((report.unreadable, &document["notes"][0]["count"]), (1, &json!(1)));
+        assert!(document["refusals"].as_array().unwrap().iter().all(|row| row["code"] != "abandoned"));
+        assert!(terminal::text(&report, &messages::Paint::none()).contains("lines could not be written"));
+        assert!(html::page(&report).contains("<svg"));
+    }
+
     /// A sandbox chooses the hosts that it asks for.
     #[test]
     fn the_number_of_rows_is_bounded() {
@@ -489,8 +614,18 @@ mod tests {
                 None,
             );
         }
-        assert_eq!(report.hosts.rows.len(), MAX_ROWS + 1);
-        assert_eq!(report.hosts.rows[OTHERS].refused, 100);
+        assert_eq!(report.refused_hosts.rows.len(), MAX_ROWS_OF_TASK + 1);
+        let others = (MAX_ROWS + 100 - MAX_ROWS_OF_TASK) as u64;
+        assert_eq!(report.refused_hosts.rows["b → (others)"].refused, others);
+        // Neither the hosts of others nor those that were reached are hidden.
+        for (event, verdict) in [("refused", "deny"), ("closed", "allow")] {
+            let line = format!(
+                r#"{{"ts":"2026-11-27T10:00:04Z","event":"{event}","task":"c","host":"c.test","verdict":"{verdict}"}}"#
+            );
+            report.add(&line, None);
+        }
+        let row = &report.all_hosts().rows["c → c.test"];
+        assert_eq!((row.refused, row.allowed), (1, 1));
         let sum: u64 = report.codes.rows["host_not_allowed"].hosts.rows.values().sum();
         assert_eq!(sum, MAX_ROWS as u64 + 100);
     }

@@ -39,6 +39,10 @@ impl Percentiles {
         found.map(middle_of)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     pub(super) fn document(&self) -> Value {
         json!({ "p50": self.at(0.5), "p95": self.at(0.95), "p99": self.at(0.99) })
     }

@@ -19,9 +19,9 @@ const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '�
 
 /// Returns the report as text.
 pub(super) fn text(report: &Report, paint: &Paint) -> String {
-    let Some((from, until)) = &report.period else { return "no requests\n".to_owned() };
+    let Some((from, until)) = report.period else { return "no requests\n".to_owned() };
     let all = &report.all;
-    let mut out = format!("{} to {}\n\n", clean(from), clean(until));
+    let mut out = format!("{} to {}\n\n", shown_time(from), shown_time(until));
     let [requests, allowed, refused, failed, abandoned] =
         [all.requests(), all.allowed, all.refused, all.failed, all.abandoned].map(count);
     let mut fact = |name: &str, text: String| {
@@ -38,15 +38,16 @@ pub(super) fn text(report: &Report, paint: &Paint) -> String {
         format!("{} finds, {} redacted, {} truncated", count(all.finds), count(all.redacted), count(all.truncated));
     fact("values", values);
     fact("credits", format!("{:.1}", all.credits));
-    if let Some(period) = seconds(from).zip(seconds(until)) {
-        fact("allowed", plot(&report.allowed_over_time.columns(period, TIMELINE)));
-        fact("refused", plot(&report.refused_over_time.columns(period, TIMELINE)));
-    }
+    let period = (from.unix_timestamp(), until.unix_timestamp());
+    fact("allowed", plot(&report.allowed_over_time.columns(period, TIMELINE)));
+    fact("refused", plot(&report.refused_over_time.columns(period, TIMELINE)));
     tasks(report, &mut out);
     hosts(report, &mut out);
     refusals(report, paint, &mut out);
     counts("FOUND IN REQUESTS", &report.finds.sorted(|count| *count), &mut out);
     counts("ALARMS", &report.alarms.sorted(|count| *count), &mut out);
+    counts("NOTES OF THE LOG ITSELF", &report.notes.sorted(|count| *count), &mut out);
+    out.push_str("\nThe log was not verified; `exeat audit verify` does that.\n");
     out
 }
 
@@ -76,7 +77,8 @@ fn tasks(report: &Report, out: &mut String) {
 }
 
 fn hosts(report: &Report, out: &mut String) {
-    let rows = report.hosts.sorted(Sums::requests);
+    let merged = report.all_hosts();
+    let rows = merged.sorted(Sums::requests);
     if rows.is_empty() {
         return;
     }
@@ -142,9 +144,9 @@ fn plot(slots: &[f64]) -> String {
     slots.iter().map(|slot| height(*slot)).collect::<String>().trim_end().to_owned()
 }
 
-/// Returns a Unix time in seconds.
-pub(super) fn seconds(time: &str) -> Option<i64> {
-    OffsetDateTime::parse(time, &Rfc3339).ok().map(OffsetDateTime::unix_timestamp)
+/// Returns a time without a fraction of a second.
+pub(super) fn shown_time(time: OffsetDateTime) -> String {
+    time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_default()
 }
 
 /// Returns a text without control characters, with its middle left out if it is too long.

@@ -70,7 +70,8 @@ impl Timeline {
     /// divided among them.
     pub(super) fn columns(&self, (from, to): (i64, i64), columns: usize) -> Vec<f64> {
         let mut sums = vec![0.0; columns];
-        let (begin, end) = (from as f64, to as f64 + 1.0);
+        let begin = from as f64;
+        let end = (to as f64 + 1.0).max(begin + 1.0);
         let length = (end - begin).max(1.0) / columns.max(1) as f64;
         for (index, count) in self.slots.iter().enumerate() {
             let at = (self.first as f64 + index as f64) * self.width as f64;
@@ -101,7 +102,7 @@ mod tests {
                 timeline.add(OffsetDateTime::from_unix_timestamp(at).unwrap(), 2);
             }
             assert!(timeline.slots.len() <= SLOTS);
-            let columns = timeline.columns((start, start + 999 * step), 40);
+            let columns = timeline.columns((start - 2, start + 999 * step), 40);
             let sum: f64 = columns.iter().sum();
             assert!((sum - 2_000.0).abs() < 1.0, "{step}: {sum}");
             // Evenly spread.

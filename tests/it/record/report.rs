@@ -63,6 +63,10 @@ async fn the_report_has_the_numbers_of_the_log() {
     let page = output(exeat(dir, &["-c", "e.toml", "audit", "report", "--html", "report.html"])).await;
     assert_eq!((page.status.code(), text(&page.stdout)), (Some(0), String::new()));
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(dir.join("report.html")).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let own = output(exeat(dir, &["-c", "e.toml", "audit", "report", "--html", "state/exeat/audit.jsonl"])).await;
+    assert!(text(&own.stderr).contains("it is a file of the log"), "{}", text(&own.stderr));
     assert!(page.contains("host_not_allowed") && !page.contains("<script"), "{page}");
     let future = output(exeat(dir, &["-c", "e.toml", "audit", "report", "--since", "2099-01-01T00:00:00Z"])).await;
     assert_eq!(text(&future.stdout), "no requests\n");
