@@ -48,6 +48,8 @@ impl Admin {
 }
 
 impl Site for Admin {
+    const MAX_CONNECTIONS: usize = 64;
+
     fn services(&self) -> &Arc<Services> {
         &self.services
     }
@@ -97,7 +99,7 @@ impl Site for Admin {
             }
             (&Method::GET, "/v1/tasks") => self.tasks(),
             (&Method::GET, "/metrics") => {
-                reply(StatusCode::OK, metrics::MEDIA_TYPE, self.metrics.text(&self.services).await.into())
+                reply(StatusCode::OK, metrics::MEDIA_TYPE, self.metrics.text(&self.services).await)
             }
             (&Method::GET, "/openapi.json") => document(StatusCode::OK, openapi::description()),
             (&Method::POST, "/v1/reload") => self.reload().await,
@@ -176,7 +178,7 @@ impl Admin {
 pub(super) enum Names {
     /// `localhost`.
     Localhost,
-    /// Names without a dot, as those of containers. Nobody can register one, so none can be rebound to this listener.
+    /// Names without a dot, as those of containers. Nobody can register one in the public DNS to rebind it to this listener.
     Unqualified,
 }
 

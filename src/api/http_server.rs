@@ -23,11 +23,11 @@ use crate::flow::listener::{Accepted, Listener};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a request head that arrives in several reads, in bytes. hyper may read as much again in the last one.
 const MAX_HEAD: usize = 32_768;
-/// Maximum concurrent connections of a listener.
-const MAX_CONNECTIONS: usize = 64;
-
 /// The answers of a listener.
 pub(super) trait Site: Send + Sync + 'static {
+    /// Maximum concurrent connections.
+    const MAX_CONNECTIONS: usize;
+
     fn services(&self) -> &Arc<Services>;
 
     /// Returns true if a user of a Unix socket needs no token.
@@ -46,7 +46,7 @@ pub(super) trait Site: Send + Sync + 'static {
 pub(super) async fn run<S: Site>(site: Arc<S>, listener: Listener) {
     let services = site.services().clone();
     let lifetime = services.settings.proxy.header_timeout;
-    let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
+    let connections = Arc::new(Admission::new(S::MAX_CONNECTIONS, lifetime));
     let queue = AcceptQueue::new(connections).with_timeout(REQUEST_TIMEOUT);
     let mut listener = Some(listener);
     loop {

@@ -1,13 +1,14 @@
 //! `GET /metrics`: the numbers of the daemon in the OpenMetrics text format, for Prometheus.
 //!
-//! No label has a text of a request. Tasks are those of the policy; hosts are the few that certainly have a hundredth of
-//! all requests; everything else is from fixed sets.
+//! No label has a text of a request but the names of frequent hosts: those that certainly have a hundredth of all requests, and
+//! a hundred at least. Tasks are those of the policy; everything else is from fixed sets.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     CounterValueEncoder, DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, GaugeValueEncoder,
@@ -29,6 +30,8 @@ use crate::policy::store::History;
 
 /// The media type of the text (OpenMetrics 1.0.0).
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// For how long a text is reused, so that many scrapes cost no more than a few.
+const TEXT_REUSE: Duration = Duration::from_millis(100);
 /// For how long the numbers of the ledger are reused. Whoever may scrape without a token must not load its server.
 const LEDGER_REUSE: Duration = Duration::from_secs(5);
 
@@ -37,15 +40,16 @@ pub(crate) struct MetricsReport {
     started: SystemTime,
     connections: Arc<Admission>,
     ledger: Mutex<Option<(Instant, LedgerNumbers)>>,
+    text: Mutex<Option<(Instant, Bytes)>>,
 }
 
-/// The numbers that the ledger is asked for.
+/// The numbers that the ledger is asked for. Those that are not known are left out of the metrics.
 #[derive(Clone, Copy, Default)]
 struct LedgerNumbers {
-    is_usable: bool,
-    active: u64,
-    ended: u64,
-    pending: u64,
+    is_usable: Option<bool>,
+    /// The active and the ended executions.
+    executions: Option<(u64, u64)>,
+    pending: Option<u64>,
 }
 
 /// One metric with its values.
@@ -190,11 +194,21 @@ fn each<T>(
 
 impl MetricsReport {
     pub(crate) fn new(connections: Arc<Admission>) -> Self {
-        Self { started: SystemTime::now(), connections, ledger: Mutex::default() }
+        Self { started: SystemTime::now(), connections, ledger: Mutex::default(), text: Mutex::default() }
     }
 
-    /// Returns the text of one scrape.
-    pub(super) async fn text(&self, services: &Services) -> String {
+    /// Returns the text of a scrape, or that of the last one if it is fresh.
+    pub(super) async fn text(&self, services: &Services) -> Bytes {
+        let mut held = self.text.lock().await;
+        if let Some((_, text)) = held.as_ref().filter(|(at, _)| at.elapsed() < TEXT_REUSE) {
+            return text.clone();
+        }
+        let text = Bytes::from(self.scrape(services).await);
+        *held = Some((Instant::now(), text.clone()));
+        text
+    }
+
+    async fn scrape(&self, services: &Services) -> String {
         let ledger = self.ledger_numbers(services).await;
         let mut scrape = Scrape::default();
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
@@ -214,7 +228,9 @@ impl MetricsReport {
         if let Some((_, numbers)) = held.as_ref().filter(|(at, _)| at.elapsed() < LEDGER_REUSE) {
             return *numbers;
         }
-        let numbers = ask_ledger(services).await.unwrap_or_default();
+        // Noted before it is asked: the client may disconnect meanwhile, and the next one must not ask again.
+        *held = Some((Instant::now(), held.take().map(|(_, numbers)| numbers).unwrap_or_default()));
+        let numbers = ask_ledger(services).await;
         *held = Some((Instant::now(), numbers));
         numbers
     }
@@ -246,20 +262,20 @@ fn label(name: &'static str, value: impl Into<String>) -> Labels {
     vec![(name, value.into())]
 }
 
-/// Returns the numbers of executions and approvals, or `None` if the ledger cannot be used.
-async fn ask_ledger(services: &Services) -> Option<LedgerNumbers> {
-    services.ledger.check().await.ok()?;
+async fn ask_ledger(services: &Services) -> LedgerNumbers {
+    if services.ledger.check().await.is_err() {
+        return LedgerNumbers { is_usable: Some(false), ..LedgerNumbers::default() };
+    }
     let now = Millis::now();
-    let executions = services.ledger.list().await.ok()?;
-    let approvals = services.ledger.approvals(now).await.ok()?;
-    let ended = executions.iter().filter(|execution| execution.ended_at(now).is_some_and(|end| end <= now)).count();
-    let pending = approvals.iter().filter(|approval| approval.state_at(now) == ApprovalState::Pending).count();
-    Some(LedgerNumbers {
-        is_usable: true,
-        active: executions.len().saturating_sub(ended) as u64,
-        ended: ended as u64,
-        pending: pending as u64,
-    })
+    let executions = services.ledger.list().await.ok().map(|executions| {
+        let is_over = |end: Option<Millis>| end.is_some_and(|end| end <= now);
+        let ended = executions.iter().filter(|execution| is_over(execution.ended_at(now))).count();
+        (executions.len().saturating_sub(ended) as u64, ended as u64)
+    });
+    let pending = services.ledger.approvals(now).await.ok().map(|approvals| {
+        approvals.iter().filter(|approval| approval.state_at(now) == ApprovalState::Pending).count() as u64
+    });
+    LedgerNumbers { is_usable: Some(true), executions, pending }
 }
 
 fn process(started: SystemTime, scrape: &mut Scrape) {
@@ -276,7 +292,11 @@ fn requests(services: &Services, scrape: &mut Scrape) {
     let policy = services.policies.snapshot();
     let known: BTreeSet<&str> = policy.tasks().map(|task| task.name().as_str()).collect();
     tally.retain(&known);
-    let tasks = tally.tasks();
+    let mut tasks = tally.tasks();
+    // From zero on, so that the first find of a task is an increase.
+    for task in known.into_iter().chain([""]) {
+        tasks.entry(task.to_owned()).or_default();
+    }
     let outcomes = tasks.iter().flat_map(|(task, sums)| {
         sums.outcomes.iter().map(|(outcome, count)| {
             let labels = [
@@ -334,7 +354,7 @@ fn requests(services: &Services, scrape: &mut Scrape) {
     let hosts = tally.top_hosts().into_iter().map(|(host, count)| (label("host", host), count.into()));
     scrape.gauges(
         "exeat_top_host_requests",
-        "Requests released to a host, for hosts that certainly have a hundredth of all; a lower bound",
+        "Requests released to a host, for hosts that certainly have a hundredth of all, and a hundred at least; a lower bound",
         hosts,
     );
     let [request, response] = tally.scanned();
@@ -349,7 +369,7 @@ fn requests(services: &Services, scrape: &mut Scrape) {
     );
     scrape.counters(
         "exeat_scan_seconds",
-        "The processor time of these searches",
+        "The time of these searches on their threads",
         rows(|scanned| scanned.time.as_secs_f64().into()),
     );
 }
@@ -384,11 +404,14 @@ fn names_and_certificates(services: &Services, scrape: &mut Scrape) {
 }
 
 fn of_ledger(services: &Services, numbers: LedgerNumbers, scrape: &mut Scrape) {
-    scrape.gauge("exeat_ledger_usable", "1 if the ledger can be used, as of the last seconds", numbers.is_usable);
-    let states = [("active", numbers.active), ("ended", numbers.ended)];
-    let states = states.map(|(state, count)| (label("state", state), count.into()));
+    let one = |number: Option<Number>| number.map(|number| (Labels::new(), number));
+    let is_usable = one(numbers.is_usable.map(Number::from));
+    scrape.gauges("exeat_ledger_usable", "1 if the ledger can be used, as of the last seconds", is_usable);
+    let states = numbers.executions.map(|(active, ended)| [("active", active), ("ended", ended)]);
+    let states = states.into_iter().flatten().map(|(state, count)| (label("state", state), count.into()));
     scrape.gauges("exeat_executions", "Executions in the ledger, by state", states);
-    scrape.gauge("exeat_approvals_pending", "Requests that wait for a person's approval", numbers.pending);
+    let pending = one(numbers.pending.map(Number::from));
+    scrape.gauges("exeat_approvals_pending", "Requests that wait for a person's approval", pending);
     let (durations, failed) = match services.ledger.round_trips() {
         Some(trips) => {
             (vec![(Labels::new(), trips.durations.clone())], vec![(Labels::new(), trips.failed.get().into())])
@@ -406,10 +429,14 @@ fn log(services: &Services, scrape: &mut Scrape) {
     let delays = vec![(Labels::new(), audit.metrics().delays.clone())];
     scrape.histogram(
         "exeat_audit_write_delay_seconds",
-        "The time that lines wait until they have been written",
+        "The time until a group of lines has been written, from its first line on",
         delays,
     );
-    scrape.counter("exeat_audit_lost_lines", "Lines of refusals that could not be written", audit.metrics().lost.get());
+    scrape.counter(
+        "exeat_audit_lost_lines",
+        "Lines that could not be written, mostly of refusals",
+        audit.metrics().lost.get(),
+    );
     let used = audit.disk_used().map(|percent| (Labels::new(), Number::Real(f64::from(percent) / 100.0)));
     scrape.gauges("exeat_audit_disk_used_ratio", "The used part of the disk of the audit log, 0 to 1", used);
     let report = services.shipping.as_deref().map(crate::audit::shipping::ShippingState::report);

@@ -28,6 +28,9 @@ impl MetricsListener {
 }
 
 impl Site for MetricsListener {
+    /// Few, because anybody may open them and each may hold an answer.
+    const MAX_CONNECTIONS: usize = 8;
+
     fn services(&self) -> &Arc<Services> {
         &self.services
     }
@@ -46,7 +49,7 @@ impl Site for MetricsListener {
         }
         match (request.method(), request.uri().path()) {
             (&(Method::GET | Method::HEAD), "/metrics") => {
-                admin::reply(StatusCode::OK, metrics::MEDIA_TYPE, self.report.text(&self.services).await.into())
+                admin::reply(StatusCode::OK, metrics::MEDIA_TYPE, self.report.text(&self.services).await)
             }
             (_, "/metrics") => admin::method_not_allowed("GET, HEAD"),
             _ => admin::text(StatusCode::NOT_FOUND, "this listener has /metrics only\n"),

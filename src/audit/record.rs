@@ -628,7 +628,9 @@ impl Record {
         match written.await {
             Ok(()) => {
                 self.progress = Progress::Decided;
-                self.released = Some(self.started.elapsed());
+                // A tunnel has waited for its client and for the connection to the origin by now.
+                let is_tunnel = self.line.method.as_deref() == Some("CONNECT");
+                self.released = (!is_tunnel).then(|| self.started.elapsed());
                 Ok(())
             }
             Err(SinkError) => {

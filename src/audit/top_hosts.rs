@@ -7,6 +7,8 @@ const COUNTERS: usize = 256;
 /// A host is reported if it is certain that it has at least this fraction of all requests. Hosts of a sandbox that
 /// counts through names do not become names of metrics in this way.
 const REPORTED_FRACTION: u64 = 100;
+/// The least number of requests of a reported host. Shortly after the start, a single one is a large fraction.
+const REPORTED_LEAST: u64 = 100;
 
 /// The counts of hosts.
 #[derive(Default)]
@@ -51,7 +53,8 @@ impl TopHosts {
     /// Returns the hosts that certainly have at least a hundredth of all requests, with the number that is certain, the
     /// most frequent first.
     pub(super) fn certain(&self) -> Vec<(String, u64)> {
-        let is_reported = |certain: u64| certain.saturating_mul(REPORTED_FRACTION) >= self.total;
+        let is_reported =
+            |certain: u64| certain >= REPORTED_LEAST && certain.saturating_mul(REPORTED_FRACTION) >= self.total;
         let certain = self.counters.iter().map(|(host, counter)| (host.clone(), counter.certain()));
         let mut hosts: Vec<_> = certain.filter(|(_, certain)| is_reported(*certain)).collect();
         hosts.sort_by(|(a, a_count), (b, b_count)| b_count.cmp(a_count).then_with(|| a.cmp(b)));

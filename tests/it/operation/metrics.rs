@@ -160,7 +160,7 @@ async fn the_numbers_of_a_scrape_are_those_of_the_log() {
     let value = |name: &str| *scrape.get(name).unwrap_or_else(|| panic!("{name} is missing: {scrape:#?}"));
     assert_eq!(value("exeat_finds_total{task=\"t\"}"), 2.0);
     // Each released request is in the histogram of the added latency, and each exchange in that of its kind.
-    assert_eq!(value("exeat_added_latency_seconds_count"), decided as f64);
+    assert_eq!(value("exeat_added_latency_seconds_count"), decided as f64 - 1.0, "all but the tunnel");
     let durations: f64 = ["request", "tunnel", "websocket"]
         .map(|kind| value(&format!("exeat_request_duration_seconds_count{{kind=\"{kind}\"}}")))
         .iter()
@@ -168,7 +168,7 @@ async fn the_numbers_of_a_scrape_are_those_of_the_log() {
     assert_eq!(durations, counts.values().sum::<f64>());
     let tunnels = scrape.iter().filter(|(name, _)| name.contains("kind=\"tunnel\",verdict=\"allow\"")).count();
     assert_eq!(tunnels, 1, "{scrape:#?}");
-    assert_eq!(value("exeat_top_host_requests{host=\"opaque.test\"}"), 1.0);
+    assert!(!scrape.keys().any(|name| name.starts_with("exeat_top_host")), "no host has a hundred requests");
     assert!(value("exeat_scanned_bytes_total{direction=\"request\"}") >= 60.0);
     assert!(value("exeat_scanned_bytes_total{direction=\"response\"}") >= 60.0);
     assert!(value("exeat_scan_seconds_total{direction=\"request\"}") > 0.0);
@@ -251,9 +251,14 @@ async fn a_removed_task_has_no_counters() {
     let has_task = |samples: &Samples, task: &str| samples.keys().any(|name| labels(name).get("task") == Some(&task));
     assert!(has_task(&scrape(&lab).await, "t"));
     lab.reload("[tasks.other]\ntoken = \"file:token\"\n");
+    let start = Instant::now();
+    // A text is reused for a short time.
+    while has_task(&scrape(&lab).await, "t") {
+        assert!(start.elapsed() < lab::TIMEOUT);
+    }
     let after = scrape(&lab).await;
-    assert!(!has_task(&after, "t"), "{after:#?}");
     assert_eq!(after["exeat_policy_generation"], 2.0);
+    assert_eq!(after["exeat_finds_total{task=\"other\"}"], 0.0, "from zero on");
 }
 
 /// Returns the names of metrics in a text: what it can select.
@@ -289,6 +294,9 @@ fn expressions() -> Vec<String> {
 async fn documentation_dashboard_and_alerts_have_the_names_of_the_metrics() {
     let (lab, origin) = lab("").await;
     traffic(&lab, origin.port()).await;
+    for _ in 0..100 {
+        lab.get(&format!("https://api.test:{}/hello", origin.port())).await;
+    }
     let text = ask(&lab, "GET", "/metrics", &[]).await.text().to_owned();
     let mut table = "| name | type | meaning |\n|---|---|---|\n".to_owned();
     let mut known = BTreeSet::new();
