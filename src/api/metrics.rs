@@ -3,7 +3,7 @@
 //! No label has a text of a request but the names of frequent hosts: those that certainly have a hundredth of all requests, and
 //! a hundred at least. Tasks are those of the policy; everything else is from fixed sets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -21,18 +21,18 @@ use rustix::time::{ClockId, clock_gettime};
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 
+use super::status;
 use crate::admission::Admission;
 use crate::audit::shipping::ShippingReport;
 use crate::audit::tally::{Scanned, TaskSums};
 use crate::flow::Services;
-use crate::ledger::{ApprovalState, Millis};
 use crate::policy::store::History;
 
 /// The media type of the text (OpenMetrics 1.0.0).
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// For how long a text is reused, so that many scrapes cost no more than a few.
 const TEXT_REUSE: Duration = Duration::from_millis(100);
-/// For how long the numbers of the ledger are reused. Whoever may scrape without a token must not load its server.
+/// For how long the numbers of the ledger are reused. Scrapes without a token must not load its server.
 const LEDGER_REUSE: Duration = Duration::from_secs(5);
 
 /// The parts of the metrics that begin with the daemon.
@@ -48,8 +48,8 @@ pub(crate) struct MetricsReport {
 struct LedgerNumbers {
     is_usable: Option<bool>,
     /// The active and the ended executions.
-    executions: Option<(u64, u64)>,
-    pending: Option<u64>,
+    executions: Option<(usize, usize)>,
+    pending: Option<usize>,
 }
 
 /// One metric with its values.
@@ -266,15 +266,8 @@ async fn ask_ledger(services: &Services) -> LedgerNumbers {
     if services.ledger.check().await.is_err() {
         return LedgerNumbers { is_usable: Some(false), ..LedgerNumbers::default() };
     }
-    let now = Millis::now();
-    let executions = services.ledger.list().await.ok().map(|executions| {
-        let is_over = |end: Option<Millis>| end.is_some_and(|end| end <= now);
-        let ended = executions.iter().filter(|execution| is_over(execution.ended_at(now))).count();
-        (executions.len().saturating_sub(ended) as u64, ended as u64)
-    });
-    let pending = services.ledger.approvals(now).await.ok().map(|approvals| {
-        approvals.iter().filter(|approval| approval.state_at(now) == ApprovalState::Pending).count() as u64
-    });
+    let executions = status::execution_counts(services).await;
+    let pending = status::pending_approvals(services).await;
     LedgerNumbers { is_usable: Some(true), executions, pending }
 }
 
@@ -326,6 +319,17 @@ fn requests(services: &Services, scrape: &mut Scrape) {
          the log",
         vec![(Labels::new(), tally.added())],
     );
+    let hosts = tally.top_hosts().into_iter().map(|(host, count)| (label("host", host), count.into()));
+    scrape.gauges(
+        "exeat_top_host_requests",
+        "Requests released to a host, for hosts that certainly have a hundredth of all, and a hundred at least; a lower bound",
+        hosts,
+    );
+    sums_of_tasks(&tasks, scrape);
+    scans(tally.scanned(), scrape);
+}
+
+fn sums_of_tasks(tasks: &BTreeMap<String, TaskSums>, scrape: &mut Scrape) {
     type Sum = fn(&TaskSums) -> Number;
     let sums: [(&str, &str, Sum); 7] = [
         (
@@ -351,13 +355,9 @@ fn requests(services: &Services, scrape: &mut Scrape) {
     for (name, help, sum) in sums {
         scrape.counters(name, help, tasks.iter().map(|(task, sums)| (label("task", task), sum(sums))));
     }
-    let hosts = tally.top_hosts().into_iter().map(|(host, count)| (label("host", host), count.into()));
-    scrape.gauges(
-        "exeat_top_host_requests",
-        "Requests released to a host, for hosts that certainly have a hundredth of all, and a hundred at least; a lower bound",
-        hosts,
-    );
-    let [request, response] = tally.scanned();
+}
+
+fn scans([request, response]: [Scanned; 2], scrape: &mut Scrape) {
     let directions = [("request", request), ("response", response)];
     let rows = |number: fn(Scanned) -> Number| {
         directions.map(|(direction, scanned)| (label("direction", direction), number(scanned)))

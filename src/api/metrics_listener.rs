@@ -29,7 +29,7 @@ impl MetricsListener {
 
 impl Site for MetricsListener {
     /// Few, because anybody may open them and each may hold an answer.
-    const MAX_CONNECTIONS: usize = 8;
+    const MAX_CONNECTIONS: usize = 16;
 
     fn services(&self) -> &Arc<Services> {
         &self.services
@@ -39,8 +39,7 @@ impl Site for MetricsListener {
         false
     }
 
-    /// No client is identified here, so each has its share of the slots, and a silent one loses it.
-    async fn answer(&self, request: Request<Incoming>, _: bool, _: &Slot) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>, _: bool, slot: &Slot) -> Response<Full<Bytes>> {
         if !admin::is_same_site(request.headers(), Names::Unqualified) {
             return admin::text(
                 StatusCode::FORBIDDEN,
@@ -48,6 +47,10 @@ impl Site for MetricsListener {
             );
         }
         match (request.method(), request.uri().path()) {
+            // Silent connections must not end one that has asked.
+            (&(Method::GET | Method::HEAD), "/metrics") if !slot.identify() => {
+                admin::text(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n")
+            }
             (&(Method::GET | Method::HEAD), "/metrics") => {
                 admin::reply(StatusCode::OK, metrics::MEDIA_TYPE, self.report.text(&self.services).await)
             }

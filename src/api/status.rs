@@ -116,18 +116,28 @@ fn policy(services: &Services, file: Option<&ConfigFile>) -> Value {
 
 /// Returns the numbers of executions, or null if the ledger cannot be used.
 async fn executions(services: &Services) -> Value {
-    let Ok(executions) = services.ledger.list().await else { return Value::Null };
-    let now = Millis::now();
-    let ended = executions.iter().filter(|execution| execution.ended_at(now).is_some_and(|end| end <= now)).count();
-    json!({ "active": executions.len().saturating_sub(ended), "ended": ended })
+    let counts = execution_counts(services).await;
+    counts.map_or(Value::Null, |(active, ended)| json!({ "active": active, "ended": ended }))
 }
 
 /// Returns the number of approvals that wait for a decision, or null if the ledger cannot be used.
 async fn approvals(services: &Services) -> Value {
+    pending_approvals(services).await.map_or(Value::Null, |pending| json!({ "pending": pending }))
+}
+
+/// Returns the numbers of active and of ended executions, or `None` if the ledger cannot be used.
+pub(super) async fn execution_counts(services: &Services) -> Option<(usize, usize)> {
+    let executions = services.ledger.list().await.ok()?;
     let now = Millis::now();
-    let Ok(approvals) = services.ledger.approvals(now).await else { return Value::Null };
-    let pending = approvals.iter().filter(|approval| approval.state_at(now) == ApprovalState::Pending).count();
-    json!({ "pending": pending })
+    let ended = executions.iter().filter(|execution| execution.ended_at(now).is_some_and(|end| end <= now)).count();
+    Some((executions.len().saturating_sub(ended), ended))
+}
+
+/// Returns the number of approvals that wait for a decision, or `None` if the ledger cannot be used.
+pub(super) async fn pending_approvals(services: &Services) -> Option<usize> {
+    let now = Millis::now();
+    let approvals = services.ledger.approvals(now).await.ok()?;
+    Some(approvals.iter().filter(|approval| approval.state_at(now) == ApprovalState::Pending).count())
 }
 
 fn shipping(shipping: &ShippingState) -> Value {

@@ -45,7 +45,7 @@ pub enum ScanDirection {
     Response,
 }
 
-/// What was searched for values in one direction.
+/// The bytes that were searched for values in one direction, and the time that took.
 #[derive(Debug, Default)]
 struct ScanProgress {
     bytes: AtomicU64,
@@ -109,7 +109,7 @@ impl TransferCounts {
         scan.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Returns what has been searched in the request and in the response.
+    /// Returns the searches in the request and in the response.
     pub(super) fn scans(&self) -> [Scanned; 2] {
         self.scans.each_ref().map(|scan| Scanned {
             bytes: scan.bytes.load(Ordering::Relaxed),

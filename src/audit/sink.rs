@@ -76,7 +76,7 @@ pub struct Sink {
     open: AtomicUsize,
 }
 
-/// What the metrics show of the log itself.
+/// The numbers of the log itself, for metrics.
 #[derive(Clone)]
 pub struct SinkMetrics {
     /// The number of lines that were lost since the start.

@@ -99,7 +99,7 @@ struct Sums {
     scanned: [Scanned; 2],
 }
 
-/// What was searched for values, in one direction.
+/// The searches for values in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scanned {
     /// The bytes of bodies and messages.
@@ -118,7 +118,7 @@ pub(super) struct Ended<'l> {
     pub(super) duration: Duration,
     /// The time until the request was released to its origin, if it was.
     pub(super) released_after: Option<Duration>,
-    /// What was searched in the request and in the response.
+    /// The searches in the request and in the response.
     pub(super) scanned: [Scanned; 2],
 }
 
@@ -196,7 +196,7 @@ impl Tally {
         self.sums.lock().hosts.certain()
     }
 
-    /// Returns what was searched for values, in requests and in responses.
+    /// Returns the searches for values, in requests and in responses.
     #[must_use]
     pub fn scanned(&self) -> [Scanned; 2] {
         self.sums.lock().scanned

@@ -603,6 +603,8 @@ pub(super) mod tests {
             ("[proxy]\nlisten = [\"unix:\"]", "proxy.listen[0]", "unix:PATH"),
             ("[proxy]\nlisten = [\"unix:a\", \"unix:a\"]", "proxy.listen[1]", "once"),
             ("[admin]\nlisten = \"unix\"", "admin.listen", "unix:PATH"),
+            ("[metrics]\nlisten = \"127.0.0.1:3129\"", "metrics.listen", "once"),
+            ("[metrics]\nlisten = \"127.0.0.1:3128\"", "proxy.listen[0]", "once"),
             ("[admin]\nuids = [-1]", "admin.uids[0]", "number"),
             ("[proxy]\nunix_mode = 660", "proxy.unix_mode", "\"0660\""),
             ("[proxy]\nunix_mode = \"0888\"", "proxy.unix_mode", "\"0660\""),

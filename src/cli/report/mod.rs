@@ -61,8 +61,8 @@ impl ReportArgs {
     }
 }
 
-/// The fields of a line that the report uses.
-#[derive(Deserialize)]
+/// The fields of a line that the report uses. Reading all of them would take longer, and logs may have gigabytes.
+#[derive(Default, Deserialize)]
 #[serde(default)]
 struct Line {
     ts: String,
@@ -85,33 +85,6 @@ struct Line {
     latency_ms: Option<f64>,
     credits: Option<f64>,
     since: Option<String>,
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self {
-            ts: String::new(),
-            event: Event::Other,
-            task: None,
-            method: None,
-            host: None,
-            port: None,
-            verdict: None,
-            codes: BTreeMap::new(),
-            code: None,
-            stage: None,
-            rule: None,
-            response_status: None,
-            request_bytes: None,
-            response_size_bytes: None,
-            truncated: None,
-            redacted: None,
-            alarm: None,
-            latency_ms: None,
-            credits: None,
-            since: None,
-        }
-    }
 }
 
 /// The sums of a row.
@@ -214,7 +187,7 @@ struct Report {
     /// By task and host: requests that were refused. A sandbox can ask for any number of hosts.
     refused_hosts: Rows<Sums>,
     codes: Rows<Refusals>,
-    /// What was found where, by task.
+    /// The finds by task, and the places of the values.
     finds: Rows<u64>,
     alarms: Rows<u64>,
     /// Lines about the log itself and the ledger.
@@ -250,10 +223,6 @@ pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
     };
     let mut report = Report::default();
     for file in &files {
-        // Retention may have dropped it meanwhile.
-        if args.files.is_empty() && Some(file.as_path()) != path && !file.exists() {
-            continue;
-        }
         let read = LogFile::open(file).map_err(Stopped::Read).and_then(|mut log| {
             log.read_lines(|line| {
                 report.add(line, args.since);
@@ -261,6 +230,11 @@ pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
             })
         });
         if let Err(Stopped::Read(error) | Stopped::Print(error)) = read {
+            // Retention has dropped a rotated file meanwhile.
+            let is_dropped = args.files.is_empty() && Some(file.as_path()) != path;
+            if is_dropped && error.kind() == io::ErrorKind::NotFound {
+                continue;
+            }
             return fail(&format!("{} cannot be read: {error}", file.display()));
         }
     }

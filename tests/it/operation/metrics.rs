@@ -243,6 +243,21 @@ async fn the_listener_without_a_token_has_metrics_alone() {
     assert_eq!(Reply::read(h1(stream, request).await).await.status, 401);
 }
 
+/// More connections that send nothing than the listener has places keep nobody from scraping.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_keep_nobody_from_scraping() {
+    let (lab, _) = lab("").await;
+    let address = lab.daemon.metrics().unwrap().tcp().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        #[allow(clippy::disallowed_methods, reason = "the test plays a stranger")]
+        silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    for _ in 0..20 {
+        assert_eq!(ask(&lab, "GET", "/metrics", &[]).await.status, 200);
+    }
+}
+
 /// The counters of a task end when a reload removes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_task_has_no_counters() {

@@ -22,7 +22,7 @@ use crate::operation::cli::{Served, exeat, output, text};
 async fn place(more: &str) -> (LabBuilder, Origin) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
-    let admin = "[admin]\nlisten = \"127.0.0.1:0\"\n";
+    let admin = "[admin]\nlisten = \"127.0.0.1:0\"\n[metrics]\nlisten = \"127.0.0.1:0\"\n";
     let config = builder.config(&format!("{admin}{more}{}", lab::allow_api(origin.port())));
     fs::write(builder.dir.path().join("e.toml"), config).unwrap();
     (builder, origin)
@@ -105,6 +105,11 @@ async fn a_new_process_takes_over_without_a_failed_request() {
     let dir = builder.dir.path();
     let mut old = serve(dir, &[]);
     let (proxy, admin) = (old.proxy(), old.admin());
+    let metrics = |served: &Served| {
+        let (_, after) = served.ready.split_once("metrics on ").expect("it is said");
+        after.split('"').next().map(|address| address.trim().to_owned())
+    };
+    let metrics_before = metrics(&old);
     let host = format!("api.test:{}", origin.port());
     let ask = format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
     let (is_over, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -160,6 +165,7 @@ async fn a_new_process_takes_over_without_a_failed_request() {
         wait_for(100).await;
         let new = serve(dir, &["--takeover"]);
         assert_eq!((new.proxy(), new.admin()), (proxy.clone(), admin.clone()), "{}", new.stderr());
+        assert_eq!(metrics(&new), metrics_before, "{}", new.ready);
         assert!(old.ended(), "{}", old.stderr());
         assert!(old.stderr().contains("\"is_taken_over\":true"), "{}", old.stderr());
         old = new;
