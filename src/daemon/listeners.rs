@@ -2,7 +2,7 @@
 //! a daemon that is taken over.
 
 use super::StartError;
-use super::takeover::{Role, Takeover};
+use super::takeover::{Role, Takeover, TakeoverLock};
 use crate::flow::listener::{Inherited, Listener, SharedSocket};
 use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
 
@@ -68,14 +68,14 @@ impl Listeners {
         Ok(listener)
     }
 
-    /// Ends the daemon that is taken over, if there is one, and makes its socket files this process's own. Returns whether there
-    /// was one.
+    /// Ends the daemon that is taken over, if there is one, and makes its socket files this process's own. Returns the lock
+    /// of the takeover, if there was one.
     ///
     /// # Errors
     /// [`StartError::Takeover`], and [`StartError::Listen`] if a file cannot get its mode.
-    pub(super) fn take_over(&mut self, settings: &Settings) -> Result<bool, StartError> {
-        let Some(takeover) = self.takeover.take() else { return Ok(false) };
-        takeover.complete()?;
+    pub(super) fn take_over(&mut self, settings: &Settings) -> Result<Option<TakeoverLock>, StartError> {
+        let Some(takeover) = self.takeover.take() else { return Ok(None) };
+        let lock = takeover.complete()?;
         let proxy = self.proxy.iter().map(|listener| (listener, settings.proxy.unix_mode));
         let admin = self.admin.iter().map(|listener| (listener, admin_mode(settings)));
         let metrics = self.metrics.iter().map(|listener| (listener, METRICS_MODE));
@@ -83,7 +83,7 @@ impl Listeners {
             let failed = |source| StartError::Listen { address: listener.at().clone(), source };
             listener.own_file(mode).map_err(failed)?;
         }
-        Ok(true)
+        Ok(Some(lock))
     }
 
     pub(super) fn proxy_addresses(&self) -> Vec<ListenAt> {

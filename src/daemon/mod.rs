@@ -141,7 +141,7 @@ impl Daemon {
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
         // The rest needs the log and the ledger, which the old process has until its end.
-        let is_taken_over = listeners.take_over(&settings)?;
+        let takeover_lock = listeners.take_over(&settings)?;
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
         let (services, last, shipper) = services(prepared, settings, policy, proxy.clone(), written)?;
         let services = Arc::new(services);
@@ -154,7 +154,7 @@ impl Daemon {
         if services.ledger.is_shared() {
             tokio::spawn(find_journal::watch(services.clone()));
         }
-        if let (true, Some(file)) = (is_taken_over, &file) {
+        if let (Some(_), Some(file)) = (&takeover_lock, &file) {
             // The old process may have been told of changes while this one waited.
             let _ = reload::once(services.clone(), file.clone()).await;
         }
@@ -184,6 +184,8 @@ impl Daemon {
             Some(shared) => TakeoverSocket::open(state_dir, shared, drain_timeout).await,
             None => None,
         };
+        // From now on, a new process asks this one.
+        drop(takeover_lock);
         Ok(Self { services, proxy, admin, metrics, file, takeover, shipping })
     }
 

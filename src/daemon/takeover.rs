@@ -5,9 +5,11 @@
 //! stops accepting, finishes what it has begun, and ends. Both write the same log and ledger, so the new process accepts
 //! connections only then; until then, they wait in the queue of the kernel.
 
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -37,6 +39,8 @@ const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
 
 /// The name of the socket in the state directory.
 const SOCKET: &str = "takeover.sock";
+/// The name of the file that a process locks while it takes over.
+const LOCK: &str = "takeover.lock";
 /// The version of the messages. A daemon of another version is not taken over.
 const VERSION: u32 = 1;
 /// The most sockets that are passed: Linux allows 253 in a message.
@@ -186,9 +190,29 @@ fn is_trusted(uid: u32) -> bool {
 
 /// The side of the new process: the sockets of a running daemon.
 pub struct Takeover {
+    lock: TakeoverLock,
     stream: net::UnixStream,
     sockets: Vec<(Role, String, OwnedFd)>,
     ends_within: Duration,
+}
+
+/// The lock of the process that takes over, until it can be taken over itself. Between the end of the old process and that, no
+/// daemon answers, and another process would start beside it.
+pub(super) struct TakeoverLock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
+
+impl TakeoverLock {
+    fn acquire(state_dir: &Path) -> Result<Self, TakeoverError> {
+        let path = state_dir.join(LOCK);
+        let unreachable = |error| TakeoverError::Unreachable(path.clone(), error);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(unreachable)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self(file)),
+            Err(TryLockError::WouldBlock) => Err(TakeoverError::Busy),
+            Err(TryLockError::Error(error)) => Err(unreachable(error)),
+        }
+    }
 }
 
 /// The reason why a daemon cannot be taken over. It goes on then, unless it has been told to end.
@@ -197,6 +221,9 @@ pub enum TakeoverError {
     /// The daemon cannot be asked.
     #[error("the running daemon cannot be taken over: {0}: {1}")]
     Unreachable(PathBuf, #[source] io::Error),
+    /// Another process has begun to take over.
+    #[error("the running daemon cannot be taken over: another process is taking it over")]
+    Busy,
     /// The daemon's message is another one.
     #[error("the running daemon cannot be taken over: its message has another version")]
     Version,
@@ -211,6 +238,10 @@ impl Takeover {
     /// # Errors
     /// [`TakeoverError`]. The daemon goes on.
     pub fn request(state_dir: &Path) -> Result<Option<Self>, TakeoverError> {
+        if !state_dir.exists() {
+            return Ok(None);
+        }
+        let lock = TakeoverLock::acquire(state_dir)?;
         let path = state_dir.join(SOCKET);
         let unreachable = |error| TakeoverError::Unreachable(path.clone(), error);
         let stream = match net::UnixStream::connect(&path) {
@@ -228,7 +259,7 @@ impl Takeover {
         let ends_within = Duration::from_millis(offer.ends_within_ms);
         let described = offer.sockets.into_iter().zip(sockets);
         let sockets = described.map(|(described, socket)| (described.role, described.configured, socket)).collect();
-        Ok(Some(Self { stream, sockets, ends_within }))
+        Ok(Some(Self { lock, stream, sockets, ends_within }))
     }
 
     /// Takes the socket of a configured address, if the daemon has it.
@@ -241,12 +272,12 @@ impl Takeover {
 
     /// Tells the daemon to end, and waits until it has. There is no way back once it has confirmed, so the wait has no limit.
     /// The sockets that the configuration does not name any more are closed, and their files are removed, where this process may
-    /// write.
+    /// write. No other process takes over until the lock is dropped.
     ///
     /// # Errors
     /// [`TakeoverError`]. The daemon goes on, or was ending anyway.
-    pub(super) fn complete(self) -> Result<(), TakeoverError> {
-        let Self { stream, sockets, ends_within } = self;
+    pub(super) fn complete(self) -> Result<TakeoverLock, TakeoverError> {
+        let Self { lock, stream, sockets, ends_within } = self;
         let unreachable = |error| TakeoverError::Unreachable(PathBuf::from(SOCKET), error);
         tokio::task::block_in_place(|| {
             stream.set_read_timeout(Some(READY_TIMEOUT)).map_err(unreachable)?;
@@ -271,7 +302,7 @@ impl Takeover {
                 let _ = listener.own_file(0o600);
             }
         }
-        Ok(())
+        Ok(lock)
     }
 }
 

@@ -328,6 +328,23 @@ async fn two_takeovers_at_once_leave_one_daemon() {
     assert_eq!(left.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
 }
 
+/// No daemon answers between the end of the old process and the start of the new one. A second one does not start then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_takeover_waits_for_no_gap_of_the_first() {
+    let (builder, origin) = place("").await;
+    let dir = builder.dir.path();
+    let old = serve(dir, &[]);
+    let lock = fs::File::create(dir.join("state/exeat/takeover.lock")).unwrap();
+    lock.lock().unwrap();
+    let busy = output(exeat(dir, &["serve", "-c", "e.toml", "--takeover"])).await;
+    assert_eq!(busy.status.code(), Some(1));
+    assert!(text(&busy.stderr).contains("another process is taking it over"), "{}", text(&busy.stderr));
+    assert_eq!(old.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    drop(lock);
+    let new = serve(dir, &["--takeover"]);
+    assert_eq!(new.proxy(), old.proxy());
+}
+
 /// A script that stops the old process itself does not cut off its requests, and a killed one does not keep the new one waiting.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_old_process_may_be_stopped_or_killed_meanwhile() {
