@@ -1,24 +1,25 @@
-//! `exeat audit`: verifies the audit log, prints its last lines, and reports what they say.
+//! `exeat audit`: verifies the audit log, prints its last lines, reports what they say, and learns a policy from them.
 
 use std::path::Path;
 
 use super::terminal::{print, say};
-use super::{AuditAction, Exit, VerifyArgs, paths, report, tail};
+use super::{AuditAction, Exit, VerifyArgs, learn, paths, replay, report, tail};
 use crate::audit::sink::LogLocation;
 use crate::audit::verify::{self, Finding};
 use crate::daemon::audit_location;
 use crate::daemon::vault;
+use crate::policy::compile::Config;
 use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
-    if let AuditAction::Report(args) = &action
-        && !args.needs_configuration()
-    {
-        return report::run(None, args);
+    match &action {
+        AuditAction::Report(args) if !args.needs_configuration() => return report::run(None, args),
+        AuditAction::Learn(args) if !args.needs_configuration() => return learn::run(None, args),
+        _ => {}
     }
     // The values of credentials and tokens are not needed.
-    let settings = match paths::load_offline(config) {
-        Ok(config) => config.settings,
+    let Config { settings, policy, .. } = match paths::load_offline(config) {
+        Ok(config) => config,
         Err(problems) => {
             paths::report_problems(config, &problems);
             return Exit::Usage;
@@ -32,6 +33,8 @@ pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
             None => fail("audit.path is standard output; there is no file to read"),
         },
         AuditAction::Report(args) => report::run(location.path.as_deref(), &args),
+        AuditAction::Learn(args) => learn::run(location.path.as_deref(), &args),
+        AuditAction::Replay(args) => replay::run(&policy, location.path.as_deref(), &args),
     }
 }
 

@@ -22,10 +22,15 @@ mod health;
 mod init;
 #[cfg(target_os = "linux")]
 mod isolate;
+mod learn;
 mod limits;
+mod log_files;
+mod past_request;
+mod path_groups;
 mod paths;
 #[cfg(target_os = "linux")]
 mod placeholder;
+mod replay;
 mod report;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/run.rs")]
 mod run;
@@ -184,6 +189,17 @@ enum AuditAction {
     Tail(tail::TailArgs),
     /// Report what went where, what was refused, and how long it took
     Report(report::ReportArgs),
+    /// Print the TOML that allows the requests of a log, for a person to edit
+    ///
+    /// For a log of `exeat run --learn --audit-log FILE`, or of a task with `observe = true`. Each integration allows one host with
+    /// the methods and paths that were seen. Ids, hashes and versions in paths become `*`.
+    Learn(learn::LearnArgs),
+    /// Say which requests of a log a new configuration would decide otherwise
+    ///
+    /// Judges each request by the rules of the configuration of --config, without sending anything: task, tool, host, port, method,
+    /// path, approval, credential and address. Limits and the leak scan are not judged again. Exits with status 3 if any request
+    /// would be decided otherwise.
+    Replay(replay::ReplayArgs),
 }
 
 #[derive(Args)]

@@ -21,6 +21,7 @@ use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey, vari
 use super::summary::{Flags, summary};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
+use crate::audit::sink;
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
@@ -47,7 +48,7 @@ exeat run --allow example.org -- curl https://example.org/\n  \
 exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
 exeat run --credential GITHUB_TOKEN@api.github.com -- ./agent\n  \
 exeat run --isolate --allow example.org -- ./agent\n  \
-exeat run --learn -- pip download six"
+exeat run --learn --audit-log log.jsonl -- pip download six; exeat audit learn log.jsonl"
 )]
 pub(super) struct RunArgs {
     /// A host that the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP. An IP address is
@@ -93,6 +94,9 @@ pub(super) struct RunArgs {
     /// and no others; this is for commands that start programs as other users
     #[arg(long, conflicts_with = "isolate")]
     password: bool,
+    /// Write the audit log of the run to this file, which is replaced: for `exeat audit learn`, for example
+    #[arg(long, value_name = "FILE")]
+    audit_log: Option<PathBuf>,
     /// Print no summary at the end
     #[arg(short, long)]
     quiet: bool,
@@ -153,17 +157,38 @@ fn start(config: Option<&Path>, args: &mut RunArgs) -> Result<ExitCode, Exit> {
         paths::report_problems(config, &problems);
         Exit::Usage
     })?;
+    if let Some(out) = &args.audit_log {
+        write_log(out, "")?;
+    }
     let runtime = super::runtime().map_err(io_failed)?;
     let log = prepared.config.settings.audit.path.clone();
     let status = runtime.block_on(run_command(prepared, args, &state, &token, environment))?;
+    let log = log.map(|log| read_log(&log));
+    if let (Some(out), Some(log)) = (&args.audit_log, &log) {
+        write_log(out, log)?;
+    }
     if let (Some(log), false) = (log, args.quiet) {
         let keys: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
         let flags = Flags { learned: args.learn, isolated: args.isolate, keys: &keys, denied: &denied };
-        for line in summary(&fs::read_to_string(log).unwrap_or_default(), &flags) {
+        for line in summary(&log, &flags) {
             say(line);
         }
     }
     Ok(exit_code(status))
+}
+
+/// Returns the log of the run with its rotated files.
+fn read_log(log: &Path) -> String {
+    let rotated = sink::rotated(log).unwrap_or_default().into_iter().map(|(_, file)| file);
+    rotated.chain([log.to_owned()]).filter_map(|file| fs::read_to_string(file).ok()).collect()
+}
+
+/// Writes the log to a file that only its owner can read.
+fn write_log(out: &Path, log: &str) -> Result<(), Exit> {
+    files::replace(out, log.as_bytes(), 0o600).map_err(|error| {
+        say(format_args!("exeat: {} cannot be written: {error}", out.display()));
+        Exit::Failed
+    })
 }
 
 async fn run_command(

@@ -23,4 +23,5 @@ pub mod source;
 pub mod store;
 pub mod task_credentials;
 mod task_token;
+pub mod usage;
 mod webhook;

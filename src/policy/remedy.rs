@@ -292,7 +292,8 @@ fn free_name(host: &Host, taken: &[String]) -> String {
 }
 
 /// Returns a name for an integration of a host.
-fn name_of(host: &Host) -> String {
+#[must_use]
+pub fn name_of(host: &Host) -> String {
     let is_plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     host.to_string().chars().map(is_plain).take(MAX_NAME).collect::<String>().trim_matches('-').to_owned()
 }

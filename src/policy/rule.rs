@@ -549,7 +549,7 @@ impl Integration {
         self.methods.as_ref().is_none_or(|methods| methods.contains(method))
     }
 
-    fn admits_path(&self, canonical: Option<&str>) -> bool {
+    pub(super) fn admits_path(&self, canonical: Option<&str>) -> bool {
         match (&self.paths, canonical) {
             (None, _) => true,
             (Some(_), None) => false,
@@ -586,6 +586,11 @@ impl MatchedRules {
             None if self.webhook => super::webhook::NAME.to_owned(),
             None => self.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join("+"),
         }
+    }
+
+    /// Returns the integrations.
+    pub(super) fn rules(&self) -> &[Arc<Integration>] {
+        &self.rules
     }
 
     /// Creates the rules that allow a registered webhook URL.

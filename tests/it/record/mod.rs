@@ -5,6 +5,7 @@ pub mod audit_floods;
 pub mod fleet;
 pub mod full_disk;
 pub mod kill_9;
+mod learn;
 pub mod ledger;
 pub mod malformed_bodies;
 mod report;
