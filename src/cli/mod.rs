@@ -11,6 +11,7 @@ mod check;
 #[cfg(target_os = "linux")]
 mod child;
 pub mod demo;
+mod diff;
 mod env;
 mod execution;
 mod explain;
@@ -100,6 +101,11 @@ enum Command {
     },
     /// Explain step by step how a request would be handled, without sending it
     Explain(explain::ExplainArgs),
+    /// Say which requests a new configuration allows that an old one refuses, and the reverse
+    ///
+    /// Compares the rules of both exactly, by task: hosts, ports, methods, paths, tools, approvals, credentials, networks and limits.
+    /// Exits with status 3 if the new one allows anything that the old one does not.
+    Diff(diff::DiffArgs),
     /// Print the environment variables with which clients use the proxy, trust its CA and name credentials
     Env(env::EnvArgs),
     /// Create or show the interception CA, which clients must trust
@@ -265,6 +271,7 @@ pub fn main() -> ExitCode {
             check::run(config, json, scope).into()
         }
         Command::Explain(args) => explain::run(config, &args).into(),
+        Command::Diff(args) => diff::run(&args).into(),
         Command::Env(args) => env::run(config, &args).into(),
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
@@ -303,7 +310,7 @@ const MANUAL_SECTIONS: [manual::Section; 2] = [
             ("0", "done"),
             ("1", "failed"),
             ("2", "usage or configuration"),
-            ("3", "refused by policy (explain)"),
+            ("3", "refused by policy (explain), decided otherwise (audit replay), or opened (diff)"),
             (
                 "any",
                 "the status of the command that exeat run ran; 127 if it does not exist, 126 if it could not be \

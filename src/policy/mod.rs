@@ -6,6 +6,7 @@ mod approval;
 pub mod compile;
 pub mod credential;
 mod credential_file;
+pub mod difference;
 pub mod file;
 pub mod leak;
 pub mod lines;

@@ -176,6 +176,24 @@ impl PathPattern {
         Ok(Self { segments, open_end })
     }
 
+    /// Returns the segment at a position: `Some(None)` for `*`, and `None` behind the last one. An open end is none of them.
+    pub(super) fn segment(&self, at: usize) -> Option<Option<&str>> {
+        Some(match self.segments.get(at)? {
+            Segment::Any => None,
+            Segment::Exactly(text) => Some(text),
+        })
+    }
+
+    /// Returns true if the pattern matches whatever follows its segments, if something does.
+    pub(super) fn has_open_end(&self) -> bool {
+        self.open_end
+    }
+
+    /// Returns true if this is one of the segments that the pattern names.
+    pub(super) fn names(&self, segment: &str) -> bool {
+        self.segments.iter().any(|own| matches!(own, Segment::Exactly(text) if text == segment))
+    }
+
     /// Returns true if the pattern matches this path, which must be in canonical form.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {

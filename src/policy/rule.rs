@@ -248,6 +248,12 @@ impl Policy {
             && tokens(self) == tokens(old)
     }
 
+    /// Returns the networks that an allowed name may resolve to although they are not public. Denied ones are among them.
+    pub(super) fn networks<'a>(&'a self, allowed: &'a MatchedRules) -> impl Iterator<Item = IpNet> + 'a {
+        let of_all: &[IpNet] = if allowed.is_public_rule() { &[] } else { &self.network.allow };
+        of_all.iter().chain(allowed.rules.iter().flat_map(|rule| &rule.allow_cidrs)).copied()
+    }
+
     /// Checks an address for a destination that `allowed` permits.
     ///
     /// # Errors
@@ -473,10 +479,9 @@ impl Task {
             return Ok(MatchedRequest { allowed: to.clone(), path: None, is_restricted: false });
         }
         let canonical = path::canonical(path).ok();
-        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.has_conditions();
         // Servers differ in whether parameters (RFC 3986 §3.3) belong to a segment, and many routes ignore them.
         let is_ambiguous = canonical.as_ref().is_none_or(|path| path.contains(';'));
-        if is_ambiguous && to.rules.iter().any(requires) {
+        if is_ambiguous && to.refuses_ambiguous_paths() {
             // It could be a path that requires a certain credential or an approval.
             return Err(Deny::PathNotAllowed);
         }
@@ -588,6 +593,11 @@ impl MatchedRules {
         }
     }
 
+    /// Whether paths that can be read in different ways are refused, because an integration has a condition for some paths.
+    pub(super) fn refuses_ambiguous_paths(&self) -> bool {
+        self.rules.iter().any(|rule| rule.paths.is_some() && rule.has_conditions())
+    }
+
     /// Returns the integrations.
     pub(super) fn rules(&self) -> &[Arc<Integration>] {
         &self.rules
@@ -654,7 +664,7 @@ fn is_public_name(host: &Host) -> bool {
         .is_some_and(|name| name.as_str().contains('.') && !NOT_PUBLIC.iter().any(|base| name.is_at_or_below(base)))
 }
 
-const NOT_PUBLIC: [&str; 10] = [
+pub(super) const NOT_PUBLIC: [&str; 10] = [
     "localhost",
     "local",
     "internal",

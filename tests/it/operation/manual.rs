@@ -5,13 +5,14 @@ use std::process::{Command, Stdio};
 
 use crate::operation::cli::{exeat, text};
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "serve",
     "run",
     "init",
     "demo",
     "check",
     "explain",
+    "diff",
     "env",
     "ca",
     "secret",

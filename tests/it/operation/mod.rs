@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod approvals;
 pub mod cli;
+mod diff;
 mod init;
 pub mod isolate;
 pub mod manual;
