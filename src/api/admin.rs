@@ -13,7 +13,7 @@ use serde_json::json;
 use super::http_server::{self, Site};
 use super::metrics::{self, MetricsReport};
 use super::status::StatusReport;
-use super::{approvals, executions, openapi, secrets};
+use super::{approvals, decisions, executions, explain, openapi, page, secrets};
 use crate::admission::Slot;
 use crate::daemon::reload;
 use crate::daemon::reload::{ConfigFile, Reloaded};
@@ -73,6 +73,8 @@ impl Site for Admin {
         match (request.method(), path) {
             (&Method::GET, "/healthz") => return text(StatusCode::OK, "ok\n"),
             (&Method::GET, "/readyz") => return self.ready().await,
+            // The page itself has nothing to hide. It asks for the token.
+            (&Method::GET, "/") => return page::response(),
             _ if !trusted && !self.is_authorized(request.headers()) => return unauthorized(),
             _ if !slot.identify() => return text(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
             _ => {}
@@ -92,7 +94,12 @@ impl Site for Admin {
             let (status, value) = approvals::answer(&self.services, request).await;
             return document(status, &value);
         }
+        if path == "/v1/explain" {
+            let (status, value) = explain::answer(&self.services, self.file.as_ref(), request).await;
+            return document(status, &value);
+        }
         match (request.method(), path) {
+            (&Method::GET, "/v1/decisions") => decisions::answer(&self.services, request.uri().query()),
             (&Method::GET, "/v1/status") => {
                 let unready = self.unready_because().await;
                 document(StatusCode::OK, &self.status.document(&self.services, self.file.as_ref(), unready).await)
@@ -203,13 +210,16 @@ pub(super) fn is_same_site(headers: &HeaderMap, names: Names) -> bool {
 }
 
 /// The paths, with the methods that each supports. A part in braces stands for any segment.
-pub(super) const PATHS: [(&str, &str); 15] = [
+pub(super) const PATHS: [(&str, &str); 18] = [
+    ("/", "GET, HEAD"),
     ("/healthz", "GET, HEAD"),
     ("/readyz", "GET, HEAD"),
     ("/metrics", "GET, HEAD"),
     ("/openapi.json", "GET, HEAD"),
     ("/v1/status", "GET, HEAD"),
     ("/v1/tasks", "GET, HEAD"),
+    ("/v1/decisions", "GET, HEAD"),
+    ("/v1/explain", "POST"),
     ("/v1/reload", "POST"),
     ("/v1/executions", "GET, HEAD, POST"),
     ("/v1/executions/{execution}", "GET, HEAD, DELETE"),
@@ -242,7 +252,7 @@ pub(super) fn text(status: StatusCode, body: &'static str) -> Response<Full<Byte
     reply(status, PLAIN, Bytes::from_static(body.as_bytes()))
 }
 
-fn document(status: StatusCode, value: &serde_json::Value) -> Response<Full<Bytes>> {
+pub(super) fn document(status: StatusCode, value: &serde_json::Value) -> Response<Full<Bytes>> {
     reply(status, "application/json", format!("{value}\n").into())
 }
 

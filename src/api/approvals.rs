@@ -60,7 +60,11 @@ fn state(name: String) -> Result<ApprovalState, Reply> {
 async fn show(services: &Services, id: &str) -> Result<Reply, Reply> {
     let now = Millis::now();
     let known = services.ledger.approval(id, now).await.map_err(ledger_error)?.ok_or_else(unknown)?;
-    Ok((StatusCode::OK, documents::approval(&known, now)))
+    let mut document = documents::approval(&known, now);
+    if let Some(fields) = document.as_object_mut() {
+        fields.insert("bound".to_owned(), json!(services.approval_facts.of(id)));
+    }
+    Ok((StatusCode::OK, document))
 }
 
 async fn decide(services: &Services, id: &str, request: Request<Incoming>) -> Result<Reply, Reply> {

@@ -8,6 +8,7 @@ pub mod follow;
 pub mod ledger_alarm;
 pub mod line;
 pub mod progress;
+pub mod recent;
 pub mod record;
 pub mod replay;
 pub mod retention;

@@ -621,6 +621,7 @@ impl Record {
         self.stamp(Event::Decided);
         // The verdict of the exchange is not known yet.
         let verdict = self.line.verdict.replace(LineVerdict::Allow);
+        self.sink.recent().offer(&self.line);
         let written = self.sink.write_and_wait(&self.line);
         self.line.verdict = verdict;
         self.progress = Progress::Deciding;
@@ -842,6 +843,7 @@ impl Drop for Record {
             (None, Some(_), Some(_)) => Announce::Record,
             (None, ..) => Announce::No,
         };
+        self.sink.recent().offer(line);
         let keep = if decided || self.always_written { Keep::Line } else { Keep::Count };
         self.sink.write(&self.line, told, keep);
         if decided {

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::chain::{self, ChainKey, GENESIS, Head};
 use super::flood::{Counted, Flood, Source};
 use super::line::Event;
+use super::recent::RecentLines;
 use super::retention::{self, Retention};
 use super::tally::Tally;
 use super::timestamp;
@@ -66,6 +67,7 @@ pub struct Sink {
     lost: Arc<AtomicUsize>,
     metrics: SinkMetrics,
     tally: Tally,
+    recent: RecentLines,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
     /// How much of the disk of the log is used, in percent.
@@ -196,7 +198,11 @@ impl Sink {
         let last = writer.writer.head.mac.clone();
         let lines = GroupCommit::start("audit", writer)?;
         let open = AtomicUsize::new(0);
-        Ok((Self { lines, waiting, groups, lost, metrics, tally, flood, healthy, disk_used, written, open }, last))
+        let recent = RecentLines::default();
+        Ok((
+            Self { lines, waiting, groups, lost, metrics, tally, recent, flood, healthy, disk_used, written, open },
+            last,
+        ))
     }
 
     /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
@@ -232,6 +238,12 @@ impl Sink {
     #[must_use]
     pub fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// Returns the newest lines about requests.
+    #[must_use]
+    pub fn recent(&self) -> &RecentLines {
+        &self.recent
     }
 
     /// Returns the length of the current file up to the last line that was written whole, in bytes. It changes.

@@ -52,6 +52,7 @@ use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
+use crate::stages::approve::FactStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -406,6 +407,7 @@ fn services(
         authority,
         audit,
         shipping: shipper.as_ref().map(LogShipper::state),
+        approval_facts: FactStore::default(),
         throttle: Throttle::new(ledger.clone(), finds.clone()),
         body_budget: Arc::default(),
         windows: Arc::default(),

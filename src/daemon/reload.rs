@@ -109,6 +109,14 @@ impl ConfigFile {
         &self.path
     }
 
+    /// Returns the names of the integrations in the file as it was last read.
+    pub(crate) fn integration_names(&self) -> Vec<String> {
+        let text = self.last_read().and_then(|bytes| String::from_utf8(bytes).ok());
+        let table = text.and_then(|text| text.parse::<toml::Table>().ok()).unwrap_or_default();
+        let integrations = table.get("integrations").and_then(toml::Value::as_table);
+        integrations.into_iter().flat_map(toml::Table::keys).cloned().collect()
+    }
+
     fn last_read(&self) -> Option<Vec<u8>> {
         self.read.lock().clone()
     }

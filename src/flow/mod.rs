@@ -41,6 +41,7 @@ use crate::model::refusal::{Deny, Refusal};
 use crate::model::secret::AcceptedTokens;
 use crate::policy::settings::{ListenAt, Settings};
 use crate::policy::store::PolicyStore;
+use crate::stages::approve;
 use crate::stages::body_budget::Budget;
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
@@ -70,6 +71,8 @@ pub struct Services {
     pub(crate) admin_tokens: AcceptedTokens,
     /// Executions and their usage.
     pub ledger: Arc<Ledger>,
+    /// What the newest pending approvals are bound to.
+    pub approval_facts: approve::FactStore,
     /// Counts and limits calls.
     pub throttle: Throttle,
     /// The memory budget for buffered request bodies.

@@ -333,6 +333,12 @@ impl Task {
         hosts
     }
 
+    /// Returns the names of the task's integrations.
+    #[must_use]
+    pub fn integration_names(&self) -> Vec<String> {
+        self.integrations.iter().map(|rule| rule.name.clone()).collect()
+    }
+
     /// Returns the credentials that the task may use.
     #[must_use]
     pub fn credentials(&self) -> &TaskCredentials {

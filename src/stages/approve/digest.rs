@@ -54,13 +54,10 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     digest.part(target.scheme().as_str());
     digest.part(target.authority());
     digest.part(path.path());
+    digest.optional(sent_query(grant));
     match grant.selected_credential() {
-        None => {
-            digest.optional(path.query());
-            digest.length(0);
-        }
+        None => digest.length(0),
         Some(chosen) => {
-            digest.optional(path.query().map(|query| without_replaced(query, chosen)));
             digest.length(1);
             digest.credential(chosen);
         }
@@ -68,6 +65,14 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
 }
 
 /// Returns the query without the parameters that the credential replaces.
+pub(super) fn sent_query(grant: &Grant) -> Option<String> {
+    let query = grant.path().query()?;
+    Some(match grant.selected_credential() {
+        None => query.to_owned(),
+        Some(chosen) => without_replaced(query, chosen),
+    })
+}
+
 fn without_replaced(query: &str, chosen: &SelectedCredential) -> String {
     let names: Vec<String> = chosen.placements().into_iter().filter_map(parameter).collect();
     // Without replaced parameters, the query is sent unchanged.
@@ -82,6 +87,12 @@ fn parameter(place: Placement) -> Option<String> {
         Placement::Parameter(name) => Some(name),
         Placement::Field(_) => None,
     }
+}
+
+/// Returns the client's end-to-end fields, for a request whose handshake, if it has one, is valid.
+pub(super) fn end_to_end_fields(grant: &Grant, parts: &Parts) -> HeaderMap {
+    let is_websocket = matches!(websocket::parse_upgrade(parts), Ok(Some(_)));
+    end_to_end(grant, parts, is_websocket)
 }
 
 /// Returns the client's end-to-end fields.

@@ -5,6 +5,7 @@
 //! decided, and the client repeats it. The ledger finds an approval and uses it up in the same step.
 
 mod digest;
+mod facts;
 
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use http::Request;
 use http_body::Body;
 use tokio::time::timeout_at;
 
+pub use self::facts::{BoundFacts, FactStore};
 use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
 use super::message::request_body::RequestBody;
@@ -75,12 +77,12 @@ impl Approved {
 /// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many approvals of the
 /// execution are open; [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`];
 /// [`Fail::Draining`] if a new policy requires an approval and the body was not buffered under the old one.
-pub async fn check(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
+pub async fn check(cleared: Cleared, (ledger, facts): (&Ledger, &FactStore), record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
     match grant.approval() {
         None => Ok(Approved { grant, request, approval_used: false }),
         // Boxed, because few requests need it.
-        Some(expires) => Box::pin(use_approval(grant, request, expires, ledger, record)).await,
+        Some(expires) => Box::pin(use_approval(grant, request, expires, (ledger, facts), record)).await,
     }
 }
 
@@ -89,12 +91,16 @@ async fn use_approval(
     grant: Grant,
     request: Request<RequestBody>,
     expires: Duration,
-    ledger: &Ledger,
+    (ledger, facts): (&Ledger, &FactStore),
     record: &mut Record,
 ) -> Verdict<Approved> {
     let (parts, body) = request.into_parts();
-    let digest = digest::of(&grant, &parts, complete_body(&body)?).await?;
+    let content = complete_body(&body)?;
+    let digest = digest::of(&grant, &parts, content).await?;
     let answer = ledger.ask(new_approval(&grant, digest, expires, record), Millis::now()).await;
+    if let Ok(ApprovalAnswer::Pending(id)) = &answer {
+        facts.keep(id, || BoundFacts::of(&grant, &parts, content, digest, record));
+    }
     decide(answer, record)?;
     Ok(Approved { grant, request: Request::from_parts(parts, body), approval_used: true })
 }

@@ -9,14 +9,19 @@ use http::{Request, StatusCode};
 use crate::lab::client::{empty, h1};
 use crate::lab::{self, LabBuilder, Reply};
 
-struct Admin {
+pub(super) struct Admin {
     daemon: Daemon,
     dir: tempfile::TempDir,
 }
 
 async fn start() -> Admin {
+    admin_of(&lab::allow_api(443)).await
+}
+
+/// Starts a daemon with this configuration and an admin listener.
+pub(super) async fn admin_of(text: &str) -> Admin {
     let builder = LabBuilder::new().await;
-    let text = builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443)));
+    let text = builder.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{text}"));
     let path = builder.dir.path().join("exeat.toml");
     fs::write(&path, text).unwrap();
     let file = ConfigFile::new(&path, builder.dir.path());
@@ -26,7 +31,12 @@ async fn start() -> Admin {
 }
 
 impl Admin {
-    async fn ask(&self, method: &str, path: &str, token: Option<&str>, fields: &[(&str, &str)]) -> Reply {
+    /// Sends a POST with a body and the operator's token.
+    pub(super) async fn post(&self, path: &str, body: &str) -> Reply {
+        self.send("POST", path, body.as_bytes().to_vec()).await
+    }
+
+    pub(super) async fn ask(&self, method: &str, path: &str, token: Option<&str>, fields: &[(&str, &str)]) -> Reply {
         let address = self.daemon.admin_address().unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
         let stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -58,18 +68,22 @@ impl Admin {
 
     /// Sends a PUT with a body and the operator's token.
     async fn put(&self, path: &str, body: Vec<u8>) -> Reply {
+        self.send("PUT", path, body).await
+    }
+
+    async fn send(&self, method: &str, path: &str, body: Vec<u8>) -> Reply {
         let address = self.daemon.admin_address().unwrap();
         #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
         let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let request = Request::builder().method("PUT").uri(path).header("host", address.to_string());
+        let request = Request::builder().method(method).uri(path).header("host", address.to_string());
         let request = request.header("authorization", format!("Bearer {}", self.token()));
         let body = http_body_util::Full::new(bytes::Bytes::from(body));
         let reply = Reply::read(h1(stream, request.body(body).unwrap()).await).await;
-        reply.assert_described("PUT", path);
+        reply.assert_described(method, path);
         reply
     }
 
-    fn token(&self) -> String {
+    pub(super) fn token(&self) -> String {
         fs::read_to_string(self.dir.path().join("admin.token")).unwrap()
     }
 }
@@ -139,9 +153,12 @@ async fn another_method_is_answered_with_the_allowed_ones() {
     let admin = start().await;
     let token = admin.token();
     let rows = [
+        ("/", "GET, HEAD"),
         ("/healthz", "GET, HEAD"),
         ("/readyz", "GET, HEAD"),
         ("/openapi.json", "GET, HEAD"),
+        ("/v1/decisions", "GET, HEAD"),
+        ("/v1/explain", "POST"),
         ("/v1/tasks", "GET, HEAD"),
         ("/v1/reload", "POST"),
         ("/v1/executions", "GET, HEAD, POST"),
@@ -162,7 +179,7 @@ async fn another_method_is_answered_with_the_allowed_ones() {
         }
         assert_eq!(admin.ask("PATCH", path, None, &[]).await.status, StatusCode::UNAUTHORIZED, "{path}");
     }
-    for path in ["/v1/executions/x/other", "/v1/secrets/a/b/c", "/v1/approvals/x/y", "/v1/tasks/x", "/"] {
+    for path in ["/v1/executions/x/other", "/v1/secrets/a/b/c", "/v1/approvals/x/y", "/v1/tasks/x"] {
         assert_eq!(admin.ask("PATCH", path, Some(&token), &[]).await.status, StatusCode::NOT_FOUND, "{path}");
     }
 }

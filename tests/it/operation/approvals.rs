@@ -111,6 +111,46 @@ fn pending(reply: &Reply) -> String {
     problem["approval"].as_str().unwrap().to_owned()
 }
 
+/// The operator sees everything that the decision is bound to, without values, as long as this daemon has it in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_sees_what_a_decision_is_bound_to() {
+    let (lab, _, url) = lab(REQUIRED).await;
+    let url = format!("{url}path?page=2");
+    let post = async |lab: &Lab, more: &[(&'static str, &str)], body: Vec<u8>| {
+        let mut request = lab.absolute("POST", &url).header("exeat-credential", "KEY");
+        for (name, value) in more {
+            request = request.header(*name, *value);
+        }
+        pending(&lab.send(request.body(Full::new(Bytes::from(body))).unwrap()).await)
+    };
+    let id = post(&lab, &[("x-note", "for you")], b"{\"to\": \"all\"}".to_vec()).await;
+    let (status, shown) = lab.admin("GET", &format!("/v1/approvals/{id}"), "").await;
+    assert_eq!(status, 200, "{shown}");
+    let bound = &shown["bound"];
+    assert_eq!(bound["query"], "page=2", "{bound:#}");
+    assert_eq!(bound["credential"], json!({ "name": "KEY", "places": ["header:authorization"] }), "{bound:#}");
+    assert!(bound["fields"].as_array().unwrap().contains(&json!(["x-note", "for you"])), "{bound:#}");
+    assert_eq!((&bound["body"]["text"], &bound["body"]["is_whole"]), (&json!("{\"to\": \"all\"}"), &json!(true)));
+    assert_eq!(bound["digest"].as_str().unwrap().len(), 64);
+    assert!(!shown.to_string().contains(KEY) && !bound.to_string().contains("proxy-authorization"), "{bound:#}");
+    // The list and the client's own answer do not have it.
+    assert!(lab.approvals().await.iter().all(|one| one.get("bound").is_none()));
+    let own = lab.get(&format!("http://{}/v1/self/approvals/{id}", lab.proxy)).await;
+    assert!(own.problem().get("bound").is_none(), "{own:?}");
+
+    let large = post(&lab, &[], "é".repeat(50_000).into_bytes()).await;
+    let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{large}"), "").await;
+    let body = &shown["bound"]["body"];
+    assert_eq!((&body["bytes"], &body["is_whole"]), (&json!(100_000), &json!(false)));
+    assert_eq!(body["text"].as_str().unwrap().chars().count(), 8_000);
+    let binary = post(&lab, &[], vec![0xff; 100]).await;
+    let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{binary}"), "").await;
+    assert_eq!((&shown["bound"]["body"]["text"], &shown["bound"]["body"]["bytes"]), (&Value::Null, &json!(100)));
+    let lab = lab.restarted().await;
+    let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{id}"), "").await;
+    assert_eq!((&shown["bound"], &shown["state"]), (&Value::Null, &json!("pending")));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn approval_is_requested_before_anything_leaves_on_every_way() {
     for way in Way::ALL {

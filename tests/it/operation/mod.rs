@@ -12,6 +12,7 @@ mod offline;
 mod openapi;
 pub mod operator;
 pub mod packaging;
+mod page;
 pub mod reload;
 mod restore;
 mod rotation;
