@@ -1,6 +1,7 @@
 //! Starts the parts of the daemon, and stops them without losing requests in flight.
 
 mod admin_tokens;
+mod approval_notifier;
 mod billing;
 mod find_journal;
 mod ledger;
@@ -25,6 +26,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::approval_notifier::ApprovalNotifier;
 use self::listeners::Listeners;
 pub use self::listeners::StartSockets;
 use self::log_shipping::{LogShipper, LogShipping};
@@ -52,7 +54,7 @@ use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
-use crate::stages::approve::FactStore;
+use crate::stages::approve::{Notices, Operator};
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -144,7 +146,7 @@ impl Daemon {
         // The rest needs the log and the ledger, which the old process has until its end.
         let takeover_lock = listeners.take_over(&settings)?;
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
-        let (services, last, shipper) = services(prepared, settings, policy, proxy.clone(), written)?;
+        let (services, last, shipper) = services(prepared, settings, policy, (proxy.clone(), admin.clone()), written)?;
         let services = Arc::new(services);
         let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
@@ -364,7 +366,7 @@ fn services(
     Prepared { descriptors, admin_tokens, authority, tls, resolver, connection_setup }: Prepared,
     settings: Settings,
     policy: Policy,
-    listeners: Vec<ListenAt>,
+    (listeners, admin): (Vec<ListenAt>, Option<ListenAt>),
     written: mpsc::Sender<Written>,
 ) -> Result<(Services, String, Option<LogShipper>), StartError> {
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
@@ -380,6 +382,13 @@ fn services(
     let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
     let ledger = Arc::new(ledger::open(&settings, &own_servers, &audit).map_err(StartError::Ledger)?);
     let shipper = LogShipper::new(&settings, &own_servers, &audit);
+    let mut operator = Operator::default();
+    if let Some(notify) = &settings.notify {
+        let (notices, approvals) = Notices::with_receiver();
+        operator.notices = notices;
+        let page = admin.as_ref().and_then(ListenAt::tcp).map(|address| format!("http://{address}/"));
+        tokio::spawn(ApprovalNotifier::new(notify, &own_servers, page).run(approvals));
+    }
     let finds = Arc::new(Finds::new({
         let policies = policies.clone();
         move || policies.snapshot().leak().max_finds()
@@ -407,7 +416,7 @@ fn services(
         authority,
         audit,
         shipping: shipper.as_ref().map(LogShipper::state),
-        approval_facts: FactStore::default(),
+        operator,
         throttle: Throttle::new(ledger.clone(), finds.clone()),
         body_budget: Arc::default(),
         windows: Arc::default(),

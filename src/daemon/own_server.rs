@@ -29,26 +29,51 @@ pub(crate) struct ServerAddress<'s> {
     pub(crate) is_tls: bool,
 }
 
+/// Connects to the daemon's own servers. TLS verifies the server's name, with the roots for origins.
+#[derive(Clone)]
+pub(crate) struct OwnServerDialer {
+    policies: Arc<PolicyStore>,
+    resolver: Arc<Resolver>,
+    tls: TlsConnector,
+    connect_timeout: Duration,
+}
+
 impl OwnServers<'_> {
-    /// Returns a function that connects. TLS verifies the server's name, with the roots for origins.
+    pub(crate) fn dialer(&self) -> OwnServerDialer {
+        let mut config = self.tls.config().as_ref().clone();
+        config.alpn_protocols.clear();
+        OwnServerDialer {
+            policies: self.policies.clone(),
+            resolver: self.resolver.clone(),
+            tls: TlsConnector::from(Arc::new(config)),
+            connect_timeout: self.connect_timeout,
+        }
+    }
+
+    /// Returns a function that connects.
     pub(crate) fn connector(&self, address: &ServerAddress<'_>) -> Connect {
-        let (policies, resolver) = (self.policies.clone(), self.resolver.clone());
-        let (server, host, port) = (address.server, address.host.clone(), address.port);
-        let within = self.connect_timeout;
-        let tls = address.is_tls.then(|| {
-            let mut config = self.tls.config().as_ref().clone();
-            config.alpn_protocols.clear();
-            TlsConnector::from(Arc::new(config))
-        });
+        let dialer = self.dialer();
+        let ServerAddress { server, host, port, is_tls } = *address;
+        let host = host.clone();
         Arc::new(move || {
-            let (policies, resolver, host, tls) = (policies.clone(), resolver.clone(), host.clone(), tls.clone());
-            Box::pin(async move {
-                let addresses = resolver.own_server(&policies.snapshot(), server, &host, port).await;
-                let addresses = addresses.map_err(|refusal| io::Error::other(refusal.code()))?;
-                let stream = connect_own_server(&addresses, within).await?;
-                wrap_tls(stream, &host, tls).await
-            }) as Connecting
+            let (dialer, host) = (dialer.clone(), host.clone());
+            Box::pin(async move { dialer.connect(&ServerAddress { server, host: &host, port, is_tls }).await })
+                as Connecting
         })
+    }
+}
+
+impl OwnServerDialer {
+    /// Connects at an address from the proxy's own resolver.
+    ///
+    /// # Errors
+    /// I/O errors; the code of the refusal of an address.
+    pub(crate) async fn connect(&self, address: &ServerAddress<'_>) -> io::Result<Box<dyn Stream>> {
+        let ServerAddress { server, host, port, is_tls } = *address;
+        let addresses = self.resolver.own_server(&self.policies.snapshot(), server, host, port).await;
+        let addresses = addresses.map_err(|refusal| io::Error::other(refusal.code()))?;
+        let stream = connect_own_server(&addresses, self.connect_timeout).await?;
+        wrap_tls(stream, host, is_tls.then(|| self.tls.clone())).await
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::admin_tokens::{self, UnusableToken};
+use super::approval_notifier::{self, ApprovalNotifier};
 use super::log_sender::LogSender;
 use super::own_server::OwnServers;
 use super::{ledger, vault};
@@ -118,6 +119,11 @@ pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
         let problem = format!("{}: {error}; lines wait in the log's files until it answers", shipping.collector);
         found.warning("audit.ship", problem, "");
     }
+    if let Some(notify) = &settings.notify
+        && let Err(error) = ApprovalNotifier::new(notify, &own_servers, None).try_open().await
+    {
+        found.warning("approvals.notify", format_args!("{error}; nobody is told of approvals until it answers"), "");
+    }
     found
 }
 
@@ -160,6 +166,11 @@ fn check_secrets(settings: &Settings, found: &mut Found) {
             format_args!("{error}; lines wait in the log's files until it can be read"),
             "",
         );
+    }
+    if let Some(notify) = &settings.notify
+        && let Err(error) = approval_notifier::check_secrets(notify)
+    {
+        found.warning("approvals", format_args!("{error}; nobody is told of approvals until it can be read"), "");
     }
     if settings.admin.listen.is_some()
         && let Err(UnusableToken { key, error }) = admin_tokens::read(&settings.admin, &settings.state_dir)

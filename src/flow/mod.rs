@@ -71,8 +71,8 @@ pub struct Services {
     pub(crate) admin_tokens: AcceptedTokens,
     /// Executions and their usage.
     pub ledger: Arc<Ledger>,
-    /// What the newest pending approvals are bound to.
-    pub approval_facts: approve::FactStore,
+    /// What is done for the operator when a request waits for an approval.
+    pub operator: approve::Operator,
     /// Counts and limits calls.
     pub throttle: Throttle,
     /// The memory budget for buffered request bodies.

@@ -13,6 +13,7 @@ use toml::{Table, Value};
 use super::approval::Approval;
 use super::credential_file;
 use super::credential_file::RawCredential;
+use super::hook_url::HookUrl;
 use super::leak::Leak;
 use super::listeners::{self, NetworkTasks, UserTasks};
 use super::log_collector::LogCollector;
@@ -21,8 +22,8 @@ use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Metrics, Proxy,
-    ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Metrics, Notify,
+    NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use crate::leak::families::Family;
 use crate::model::tool::Tool;
@@ -96,6 +97,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let vault = vault(root.section("vault"), &dir);
     let audit = audit(root.section("audit"), &dir, base, findings);
     let ledger = ledger(root.section("ledger"), &dir, base, findings);
+    let notify = approvals(root.section("approvals"), base, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
         root.tables("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
@@ -107,7 +109,19 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         .collect();
     let tasks = root.tables("tasks").into_iter().map(|(name, section)| (name, task(section, base, findings))).collect();
     Some(File {
-        settings: Settings { state_dir: dir, proxy, admin, metrics, interception, upstream, dns, vault, audit, ledger },
+        settings: Settings {
+            state_dir: dir,
+            proxy,
+            admin,
+            metrics,
+            interception,
+            upstream,
+            dns,
+            vault,
+            audit,
+            ledger,
+            notify,
+        },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
         deny_cidrs: deny_cidrs.unwrap_or_default(),
         hosts,
@@ -319,6 +333,39 @@ fn shipping(s: &mut Section<'_>, base: &Path, findings: &Findings) -> Option<Shi
             None
         }
     }
+}
+
+fn approvals(mut s: Section<'_>, base: &Path, findings: &Findings) -> Option<Notify> {
+    let key = s.take::<Source>("notify_key").map(|source| source.relative_to(base));
+    let (has_key, has_format) = (s.has("notify_key"), s.has("notify_format"));
+    let format = s.take("notify_format").unwrap_or_default();
+    let link = s.take::<String>("notify_link");
+    let Some(text) = s.take::<String>("notify") else {
+        let given =
+            [("notify_key", has_key || key.is_some()), ("notify_format", has_format), ("notify_link", link.is_some())];
+        for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            findings.problem(s.at(key), "not used without notify", "notify = \"https://HOST/PATH\"");
+        }
+        return None;
+    };
+    if format == NotifyFormat::Generic && key.is_none() && !findings.has(&s.at("notify_key")) {
+        findings.problem(s.at("notify_key"), "missing: the messages are signed", "notify_key = \"env:NAME\"");
+    }
+    if link.as_ref().is_some_and(|link| !link.starts_with("https://") && !link.starts_with("http://")) {
+        findings.problem(s.at("notify_link"), "not a URL", "\"https://HOST/\"");
+    }
+    let url = match Source::parse(&text) {
+        Some(source) => NotifyUrl::Secret(source.relative_to(base)),
+        None => match HookUrl::parse(&text) {
+            Ok(url) => NotifyUrl::Plain(url),
+            Err(error) => {
+                let expected = "\"https://HOST/PATH\", or \"env:NAME\" or \"file:PATH\" for a URL with a secret in it";
+                findings.problem(s.at("notify"), error.to_string(), expected);
+                return None;
+            }
+        },
+    };
+    Some(Notify { url, format, key, link })
 }
 
 fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> LedgerAt {
@@ -654,6 +701,7 @@ fn tls_name(name: &str) -> Option<String> {
 
 choice!(Mode, "inspect" => Mode::Inspect, "opaque" => Mode::Opaque);
 choice!(Oversize, "truncate" => Oversize::Truncate, "refuse" => Oversize::Refuse);
+choice!(NotifyFormat, "generic" => NotifyFormat::Generic, "slack" => NotifyFormat::Slack);
 choice!(Ech, "deny" => Ech::Deny, "allow" => Ech::Allow);
 choice!(Roots, "webpki" => Roots::Webpki, "system" => Roots::System);
 choice!(Durability, "written" => Durability::Written, "synced" => Durability::Synced);

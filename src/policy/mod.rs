@@ -8,6 +8,7 @@ pub mod credential;
 mod credential_file;
 pub mod difference;
 pub mod file;
+pub mod hook_url;
 pub mod leak;
 pub mod lines;
 mod listeners;

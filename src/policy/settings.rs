@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::hook_url::HookUrl;
 use super::log_collector::LogCollector;
 use crate::model::name::TaskName;
 
@@ -34,13 +35,15 @@ pub struct Settings {
     pub audit: Audit,
     /// `[ledger]`.
     pub ledger: LedgerAt,
+    /// `[approvals]`: the server that is told of requests that wait for an approval.
+    pub notify: Option<Notify>,
 }
 
 impl Settings {
     /// Returns the sections that differ, and `state_dir`.
     #[must_use]
     pub fn changed_since(&self, old: &Self) -> Vec<&'static str> {
-        let Self { state_dir, proxy, admin, metrics, interception, upstream, dns, vault, audit, ledger } = self;
+        let Self { state_dir, proxy, admin, metrics, interception, upstream, dns, vault, audit, ledger, notify } = self;
         let sections = [
             ("state_dir", *state_dir != old.state_dir),
             ("[proxy]", *proxy != old.proxy),
@@ -51,6 +54,7 @@ impl Settings {
             ("[dns]", *dns != old.dns),
             ("[vault]", *vault != old.vault),
             ("[audit]", *audit != old.audit),
+            ("[approvals]", *notify != old.notify),
             ("[ledger]", *ledger != old.ledger),
         ];
         sections.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
@@ -334,6 +338,38 @@ pub struct Shipping {
     pub collector: LogCollector,
     /// The value of the header `Authorization`. Only servers with HTTPS can have it.
     pub authorization: Option<Source>,
+}
+
+/// The server that is told of requests that wait for an approval.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notify {
+    /// The URL.
+    pub url: NotifyUrl,
+    /// The form of the messages.
+    pub format: NotifyFormat,
+    /// The key of the signatures.
+    pub key: Option<Source>,
+    /// The address of the live page in the messages, if it is not that of the admin listener.
+    pub link: Option<String>,
+}
+
+/// The URL of the server. One with a secret in it is read from elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotifyUrl {
+    /// The URL itself.
+    Plain(HookUrl),
+    /// The source of the URL.
+    Secret(Source),
+}
+
+/// The form of the messages about approvals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NotifyFormat {
+    /// A JSON document with the facts of the approval.
+    #[default]
+    Generic,
+    /// A message for an incoming webhook of Slack.
+    Slack,
 }
 
 /// The source of a secret. The configuration names secrets but never contains them.

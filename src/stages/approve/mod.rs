@@ -6,6 +6,7 @@
 
 mod digest;
 mod facts;
+mod notices;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use http_body::Body;
 use tokio::time::timeout_at;
 
 pub use self::facts::{BoundFacts, FactStore};
+pub use self::notices::Notices;
 use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
 use super::message::request_body::RequestBody;
@@ -24,6 +26,15 @@ use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError
 use crate::model::limited::{ExchangeLimit, LimitScope, ReachedLimit};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::unique_id;
+
+/// What is done for the operator when a request waits for an approval.
+#[derive(Default)]
+pub struct Operator {
+    /// What the newest pending approvals are bound to.
+    pub facts: FactStore,
+    /// Tells the daemon of new ones.
+    pub notices: Notices,
+}
 
 /// Evidence that a cleared request needs no approval, or has used one.
 ///
@@ -77,12 +88,16 @@ impl Approved {
 /// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many approvals of the
 /// execution are open; [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`];
 /// [`Fail::Draining`] if a new policy requires an approval and the body was not buffered under the old one.
-pub async fn check(cleared: Cleared, (ledger, facts): (&Ledger, &FactStore), record: &mut Record) -> Verdict<Approved> {
+pub async fn check(
+    cleared: Cleared,
+    (ledger, operator): (&Ledger, &Operator),
+    record: &mut Record,
+) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
     match grant.approval() {
         None => Ok(Approved { grant, request, approval_used: false }),
         // Boxed, because few requests need it.
-        Some(expires) => Box::pin(use_approval(grant, request, expires, (ledger, facts), record)).await,
+        Some(expires) => Box::pin(use_approval(grant, request, expires, (ledger, operator), record)).await,
     }
 }
 
@@ -91,15 +106,20 @@ async fn use_approval(
     grant: Grant,
     request: Request<RequestBody>,
     expires: Duration,
-    (ledger, facts): (&Ledger, &FactStore),
+    (ledger, operator): (&Ledger, &Operator),
     record: &mut Record,
 ) -> Verdict<Approved> {
     let (parts, body) = request.into_parts();
     let content = complete_body(&body)?;
     let digest = digest::of(&grant, &parts, content).await?;
-    let answer = ledger.ask(new_approval(&grant, digest, expires, record), Millis::now()).await;
+    let new = new_approval(&grant, digest, expires, record);
+    let answer = ledger.ask(new.clone(), Millis::now()).await;
     if let Ok(ApprovalAnswer::Pending(id)) = &answer {
-        facts.keep(id, || BoundFacts::of(&grant, &parts, content, digest, record));
+        operator.facts.keep(id, || BoundFacts::of(&grant, &parts, content, digest, record));
+        // A client repeats its request, and the operator is told once.
+        if *id == new.id {
+            operator.notices.tell(new);
+        }
     }
     decide(answer, record)?;
     Ok(Approved { grant, request: Request::from_parts(parts, body), approval_used: true })

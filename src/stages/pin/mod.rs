@@ -114,11 +114,14 @@ pub enum OwnServer {
     AuthenticatingCollector,
     /// A server that takes log lines of anybody.
     OpenCollector,
+    /// A server that is told of approvals. It knows the proxy by a signature or by the secret in its URL, and may share its
+    /// addresses with other sites.
+    ApprovalHook,
 }
 
 impl OwnServer {
     fn is_denied(self) -> bool {
-        self != Self::AuthenticatingCollector
+        matches!(self, Self::Ledger | Self::OpenCollector)
     }
 
     /// Returns the rule that refuses requests to the server.
@@ -126,6 +129,7 @@ impl OwnServer {
         match self {
             Self::Ledger => "address: the proxy's own ledger",
             Self::AuthenticatingCollector | Self::OpenCollector => "address: the proxy's own log collector",
+            Self::ApprovalHook => "address: the proxy's own approval hook",
         }
     }
 }

@@ -8,6 +8,7 @@ mod init;
 pub mod isolate;
 pub mod manual;
 mod metrics;
+mod notices;
 mod offline;
 mod openapi;
 pub mod operator;
