@@ -49,8 +49,9 @@ pub(crate) fn try_print(text: impl Display) -> io::Result<()> {
 pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| {
+            // Those that are not visible, or change the order of the others.
             if c.is_control()
-                || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+                || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
             {
                 '\u{fffd}'
             } else {

@@ -10,8 +10,8 @@ use super::line::Line;
 
 /// For how long lines are kept after they were last asked for.
 const WATCHED: Duration = Duration::from_secs(15);
-/// The most lines that are kept.
-const MAX_KEPT: usize = 400;
+/// The most lines that are kept, of refusals and of others.
+const MAX_KEPT: usize = 200;
 /// The most lines in one [`PERIOD`], of refusals and of others. What is beyond is only counted.
 const MAX_IN_PERIOD: usize = 25;
 /// A page cannot show more, and a person cannot read them.
@@ -26,8 +26,8 @@ pub struct RecentLines {
 
 #[derive(Default)]
 struct State {
-    /// The lines as JSON.
-    lines: VecDeque<String>,
+    /// The lines as JSON with their numbers, of refusals and of others.
+    lines: [VecDeque<(u64, String)>; 2],
     /// The number of the next line.
     next: u64,
     /// The lines that were not kept while somebody watched.
@@ -62,27 +62,33 @@ impl RecentLines {
     }
 
     fn offer_at(&self, line: &Line, now: Instant) {
-        let mut state = self.state.lock();
+        let state = &mut *self.state.lock();
         if state.watched_until.is_none_or(|until| until < now) {
             *state = State { next: state.next, skipped: state.skipped, ..State::default() };
             return self.is_watched.store(false, Ordering::Relaxed);
         }
         let period = state.period.take().filter(|period| now.saturating_duration_since(period.began) < PERIOD);
         let mut period = period.unwrap_or(Period { began: now, kept: [0, 0] });
-        let [refusals, others] = &mut period.kept;
-        let kept = if line.is_refusal() { refusals } else { others };
-        let has_room = *kept < MAX_IN_PERIOD;
-        *kept = kept.saturating_add(usize::from(has_room));
-        state.period = Some(period);
-        match serde_json::to_string(line) {
-            Ok(json) if has_room => {
-                state.lines.push_back(json);
-                state.next = state.next.saturating_add(1);
-                if state.lines.len() > MAX_KEPT {
-                    state.lines.pop_front();
-                }
+        let kind = usize::from(!line.is_refusal());
+        let (Some(kept), Some(lines)) = (period.kept.get_mut(kind), state.lines.get_mut(kind)) else { return };
+        if *kept >= MAX_IN_PERIOD {
+            state.skipped = state.skipped.saturating_add(1);
+        } else if let Ok(json) = serde_json::to_string(line) {
+            *kept = kept.saturating_add(1);
+            lines.push_back((state.next, json));
+            state.next = state.next.saturating_add(1);
+            if lines.len() > MAX_KEPT {
+                lines.pop_front();
             }
-            _ => state.skipped = state.skipped.saturating_add(1),
+        }
+        state.period = Some(period);
+    }
+
+    /// Counts a request that the log only counts, if somebody watches.
+    pub(super) fn skip(&self) {
+        if self.is_watched.load(Ordering::Relaxed) {
+            let mut state = self.state.lock();
+            state.skipped = state.skipped.saturating_add(1);
         }
     }
 
@@ -96,11 +102,12 @@ impl RecentLines {
         let mut state = self.state.lock();
         state.watched_until = now.checked_add(WATCHED);
         self.is_watched.store(true, Ordering::Relaxed);
-        let known = state.next.saturating_sub(number);
         // A number from before a restart of the daemon is higher than any.
-        let wanted = if number > state.next { usize::MAX } else { usize::try_from(known).unwrap_or(usize::MAX) };
-        let first = state.lines.len().saturating_sub(wanted);
-        let lines = state.lines.iter().skip(first).cloned().collect();
+        let first = if number > state.next { 0 } else { number };
+        let mut lines: Vec<&(u64, String)> =
+            state.lines.iter().flatten().filter(|(number, _)| *number >= first).collect();
+        lines.sort_by_key(|(number, _)| *number);
+        let lines = lines.into_iter().map(|(_, line)| line.clone()).collect();
         Newer { lines, next: state.next, skipped: state.skipped }
     }
 }
@@ -153,6 +160,9 @@ mod tests {
             recent.offer_at(&line(id, LineVerdict::Allow), now);
             let _ = recent.since_at(0, now);
         }
-        assert_eq!(recent.since_at(0, now).lines.len(), MAX_KEPT);
+        assert_eq!(recent.since_at(0, now).lines.len(), MAX_KEPT + 10, "others do not push refusals out");
+        let before = recent.since_at(0, now).skipped;
+        recent.skip();
+        assert_eq!(recent.since_at(0, now).skipped, before + 1);
     }
 }

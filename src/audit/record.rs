@@ -354,6 +354,12 @@ impl Record {
         self.line.url_of(host, self.line.path.as_deref().unwrap_or("/"))
     }
 
+    /// Returns whether the path as logged is the whole path.
+    #[must_use]
+    pub fn has_whole_path(&self) -> bool {
+        self.line.path.as_ref().is_none_or(|path| path.chars().count() < MAX_PATH)
+    }
+
     /// Returns the method as logged.
     #[must_use]
     pub fn method(&mut self) -> &str {
@@ -833,6 +839,7 @@ impl Drop for Record {
         self.complete_line(decided);
         self.tally(verdict, decided);
         if !decided && !self.always_written && !self.sink.admits(self.source(), counted_as) {
+            self.sink.recent().skip();
             return;
         }
         self.redact_target();

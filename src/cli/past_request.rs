@@ -58,14 +58,34 @@ pub(super) enum Parsed {
     /// A number of requests that have no lines of their own.
     Counted {
         count: u64,
-        at: OffsetDateTime,
+        of: Whose,
     },
     /// A line about a request of which the log does not say enough.
-    Incomplete,
+    Incomplete(Whose),
     /// A line that is not about a request, or that belongs to an earlier one.
     Other,
     /// Not a line of an audit log.
     Unreadable,
+}
+
+/// The time of a line and its task.
+pub(super) struct Whose {
+    pub(super) at: OffsetDateTime,
+    pub(super) task: Option<String>,
+}
+
+impl Whose {
+    /// Returns whether the line is one of a task, if one is selected, and not from before a time.
+    pub(super) fn is_wanted(&self, task: Option<&str>, since: Option<OffsetDateTime>) -> bool {
+        task.is_none_or(|task| self.task.as_deref() == Some(task)) && since.is_none_or(|since| self.at >= since)
+    }
+}
+
+impl PastRequest {
+    /// Returns whether the request is one of a task, if one is selected, and not from before a time.
+    pub(super) fn is_wanted(&self, task: Option<&str>, since: Option<OffsetDateTime>) -> bool {
+        task.is_none_or(|task| self.task.as_str() == task) && since.is_none_or(|since| self.at >= since)
+    }
 }
 
 /// The length of a path from which it may have been cut, in characters.
@@ -101,9 +121,10 @@ pub(super) fn parse(written: &str) -> Parsed {
         return Parsed::Other;
     }
     if let Some(count) = line.count {
-        return Parsed::Counted { count, at };
+        return Parsed::Counted { count, of: Whose { at, task: line.task } };
     }
-    let otherwise = if is_end { Parsed::Other } else { Parsed::Incomplete };
+    let of = Whose { at, task: line.task.clone() };
+    let otherwise = if is_end { Parsed::Other } else { Parsed::Incomplete(of) };
     request(line, at).map_or(otherwise, |request| Parsed::Request(Box::new(request)))
 }
 

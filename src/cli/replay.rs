@@ -130,12 +130,14 @@ impl Replay {
     fn add(&mut self, policy: &Policy, written: &str, args: &ReplayArgs) {
         let request = match past_request::parse(written) {
             Parsed::Request(request) => *request,
-            Parsed::Counted { count, .. } => {
-                self.not_judged = self.not_judged.saturating_add(count);
+            Parsed::Counted { count, of } => {
+                let is_wanted = of.is_wanted(args.task.as_deref(), args.since);
+                self.not_judged = self.not_judged.saturating_add(if is_wanted { count } else { 0 });
                 return;
             }
-            Parsed::Incomplete => {
-                self.not_judged = self.not_judged.saturating_add(1);
+            Parsed::Incomplete(of) => {
+                let is_wanted = of.is_wanted(args.task.as_deref(), args.since);
+                self.not_judged = self.not_judged.saturating_add(u64::from(is_wanted));
                 return;
             }
             Parsed::Other => return,
@@ -144,9 +146,7 @@ impl Replay {
                 return;
             }
         };
-        let is_wanted = args.task.as_deref().is_none_or(|task| task == request.task.as_str())
-            && args.since.is_none_or(|since| request.at >= since);
-        if !is_wanted {
+        if !request.is_wanted(args.task.as_deref(), args.since) {
             return;
         }
         if self.tasks.len() < MAX_ROWS {
@@ -154,6 +154,11 @@ impl Replay {
         }
         if request.outcome == Outcome::Ended {
             return self.judge_address(policy, &request);
+        }
+        if !request.path.as_ref().is_none_or(is_whole) {
+            // Another path may be judged otherwise.
+            self.not_judged = self.not_judged.saturating_add(1);
+            return;
         }
         self.judged = self.judged.saturating_add(1);
         let Some((change, detail)) = self.change(policy, &request) else { return };
@@ -195,6 +200,18 @@ impl Replay {
             return Some((Change::Allowed, code.to_owned()));
         }
         let is_refused = !code.is_empty();
+        if let Outcome::Refused(Refusal::Deny(Deny::AddressNotAllowed)) = request.outcome {
+            let is_allowed = request.address.is_some_and(|address| policy.check_address(address, &allowed).is_ok());
+            return is_allowed.then(|| (Change::Allowed, code.to_owned()));
+        }
+        let lacks = |name: &str| request.credential.as_deref() != Some(name) && !is_always_sent(policy, request, name);
+        if !is_refused && allowed.required().any(|name| lacks(name.as_str())) {
+            return Some((Change::Refused, Refusal::from(Deny::CredentialRequired).code().to_owned()));
+        }
+        if let Outcome::Refused(Refusal::Deny(Deny::CredentialRequired)) = request.outcome {
+            let is_allowed = allowed.required().next().is_none() && request.kind != Kind::Tool(Tool::ApiCall);
+            return is_allowed.then(|| (Change::Allowed, code.to_owned()));
+        }
         let is_sent_now = |name: &String| sends(policy, request, &allowed, name);
         if let Some(name) = request.credential.as_ref().filter(|name| !is_refused && !is_sent_now(name)) {
             return Some((Change::NoCredential, name.clone()));
@@ -294,6 +311,21 @@ fn sends(policy: &Policy, request: &PastRequest, allowed: &MatchedRules, name: &
     let credential = policy.task(&request.task).and_then(|task| task.credentials().named(name));
     let others = || allowed.required().any(|required| required.as_str() != name);
     credential.is_some_and(|credential| allowed.may_receive(credential, &request.target)) && !others()
+}
+
+/// Returns whether a credential is sent with every request of the task.
+fn is_always_sent(policy: &Policy, request: &PastRequest, name: &str) -> bool {
+    let credential = policy.task(&request.task).and_then(|task| task.credentials().named(name));
+    credential.is_some_and(|credential| credential.is_always_injected()) && request.kind.takes_placeholders()
+}
+
+/// Returns whether the log has the whole path, and no value was replaced in it.
+fn is_whole(path: &LoggedPath) -> bool {
+    match path {
+        LoggedPath::Whole(path) => !path.contains("***"),
+        LoggedPath::Cut(_) => false,
+        LoggedPath::Hash => true,
+    }
 }
 
 /// Returns whether the rules of the policy have refused a request. Limits, leaks and failures come after them.

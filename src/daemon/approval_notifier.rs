@@ -2,6 +2,7 @@
 //!
 //! A notice decides nothing. A request waits whether or not anybody learns of it, and a notice that fails is only logged.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,18 +16,21 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::own_server::{OwnServerDialer, OwnServers, ServerAddress};
 use crate::files;
 use crate::flow::documents;
 use crate::ledger::{Approval, Millis, Stream};
+use crate::model::name::TaskName;
+use crate::model::unique_id;
 use crate::policy::hook_url::HookUrl;
 use crate::policy::settings::{Notify, NotifyFormat, NotifyUrl, Source};
 use crate::policy::source;
+use crate::stages::approve::NoticeReceiver;
 use crate::stages::pin::OwnServer;
 
 /// The time limit for a connection, and for the answer to a notice.
@@ -35,8 +39,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
 /// The most notices that are being sent.
 const MAX_CONCURRENT: usize = 8;
-/// The most notices in a minute. A sandbox can ask for many approvals.
-const MAX_PER_MINUTE: u32 = 30;
+/// The most notices in a minute, of one task and of all. A sandbox can ask for many approvals.
+const MAX_PER_MINUTE: [u32; 2] = [20, 60];
+const MINUTE: Duration = Duration::from_secs(60);
 /// The most characters of a text from a request.
 const MAX_TEXT: usize = 500;
 const MAX_HEAD: usize = 32 * 1024;
@@ -52,6 +57,38 @@ pub(super) struct ApprovalNotifier {
     dialer: OwnServerDialer,
     /// The address of the live page.
     link: Option<String>,
+    /// Held while the URL and the key are read. A file system that hangs occupies one thread, however many notices there are.
+    reading: Arc<Mutex<()>>,
+}
+
+/// The notices of a minute.
+struct Minute {
+    ends_at: Instant,
+    of_tasks: HashMap<TaskName, u32>,
+    all: u32,
+    /// Approvals that had no notice.
+    left_out: u64,
+}
+
+impl Minute {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { ends_at: now.checked_add(MINUTE).unwrap_or(now), of_tasks: HashMap::new(), all: 0, left_out: 0 }
+    }
+
+    /// Counts a notice, and returns whether it may be sent.
+    fn admits(&mut self, task: &TaskName) -> bool {
+        let [most_of_task, most] = MAX_PER_MINUTE;
+        let of_task = self.of_tasks.entry(task.clone()).or_default();
+        let is_admitted = *of_task < most_of_task && self.all < most;
+        if is_admitted {
+            *of_task = of_task.saturating_add(1);
+            self.all = self.all.saturating_add(1);
+        } else {
+            self.left_out = self.left_out.saturating_add(1);
+        }
+        is_admitted
+    }
 }
 
 /// Why a notice was not sent.
@@ -66,6 +103,19 @@ pub(super) enum NotifyError {
     /// The connection cannot be opened, or has failed.
     #[error("{0}")]
     Connection(String),
+}
+
+impl NotifyError {
+    /// Returns whether the same notice may succeed later.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Status(status) => {
+                !status.is_client_error()
+                    || matches!(*status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
+            }
+            Self::Source(_) | Self::Connection(_) => true,
+        }
+    }
 }
 
 impl From<io::Error> for NotifyError {
@@ -84,42 +134,62 @@ impl From<hyper::Error> for NotifyError {
 impl ApprovalNotifier {
     /// `page` is the address of the live page, if the configuration has no other link.
     pub(super) fn new(notify: &Notify, own_servers: &OwnServers<'_>, page: Option<String>) -> Self {
-        Self { notify: notify.clone(), dialer: own_servers.dialer(), link: notify.link.clone().or(page) }
+        Self {
+            notify: notify.clone(),
+            dialer: own_servers.dialer(),
+            link: notify.link.clone().or(page),
+            reading: Arc::default(),
+        }
     }
 
     /// Sends notices until the sender is dropped.
-    pub(super) async fn run(self, mut approvals: mpsc::Receiver<Approval>) {
+    pub(super) async fn run(self, mut approvals: NoticeReceiver) {
         let this = Arc::new(self);
         let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
-        let (mut minute, mut sent, mut left_out) = (Instant::now(), 0_u32, 0_u64);
-        while let Some(approval) = approvals.recv().await {
-            if minute.elapsed() >= Duration::from_secs(60) {
-                (minute, sent) = (Instant::now(), 0);
-            }
-            if sent >= MAX_PER_MINUTE {
-                left_out = left_out.saturating_add(1);
-                tracing::warn!(approval = approval.id, "no notice of this approval: there were too many in a minute");
-                continue;
-            }
-            sent = sent.saturating_add(1);
-            let body = this.body(&approval, std::mem::take(&mut left_out));
+        let mut minute = Minute::new();
+        loop {
+            let approval = tokio::select! {
+                approval = approvals.next() => match approval {
+                    Some(approval) => Some(approval),
+                    None => return,
+                },
+                () = sleep_until(minute.ends_at) => None,
+            };
+            let (delivery, body, expires_at) = match approval {
+                Some(approval) if minute.admits(&approval.task) => {
+                    (approval.id.clone(), this.body(&approval), approval.expires_at)
+                }
+                Some(_) => continue,
+                None => {
+                    let left_out = minute.left_out.saturating_add(approvals.take_dropped());
+                    minute = Minute::new();
+                    if left_out == 0 {
+                        continue;
+                    }
+                    tracing::warn!(approvals = left_out, "approvals had no notice: there were too many in a minute");
+                    let id = unique_id::new().simple().to_string();
+                    (id, this.body_without(left_out), Millis::now().plus(MINUTE))
+                }
+            };
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
             let this = this.clone();
             tokio::spawn(async move {
-                this.deliver(&approval, body).await;
+                this.deliver(&delivery, body, expires_at).await;
                 drop(permit);
             });
         }
     }
 
-    async fn deliver(&self, approval: &Approval, body: Bytes) {
+    async fn deliver(&self, delivery: &str, body: Bytes, expires_at: Millis) {
         let mut pauses = PAUSES.into_iter();
-        while let Err(error) = self.send(&approval.id, body.clone()).await {
-            let pause = pauses.next().filter(|pause| Millis::now().plus(*pause) < approval.expires_at);
+        while Millis::now() < expires_at
+            && let Err(error) = self.send(delivery, body.clone()).await
+        {
+            let pause = pauses.next().filter(|_| error.may_pass());
             let Some(pause) = pause else {
-                return tracing::warn!(approval = approval.id, %error, "the notice of an approval was not delivered");
+                return tracing::warn!(delivery, %error, "the notice of an approval was not delivered");
             };
-            tracing::debug!(approval = approval.id, %error, "the notice of an approval is sent again");
+            tracing::debug!(delivery, %error, "the notice of an approval is sent again");
             sleep(pause).await;
         }
     }
@@ -178,21 +248,39 @@ impl ApprovalNotifier {
     /// Reads the values each time, because they may have been replaced in their files.
     async fn secrets(&self) -> Result<(HookUrl, Option<SignatureKey>), NotifyError> {
         let Notify { url, key, .. } = self.notify.clone();
-        // The file may be on a disk that hangs.
-        let read = timeout(TIMEOUT, spawn_blocking(move || read_secrets(&url, key.as_ref()))).await;
-        read.map_err(|_| no_answer())?.map_err(io::Error::other)?
+        let read = async {
+            let turn = self.reading.clone().lock_owned().await;
+            // The file may be on a disk that hangs.
+            let read = move || {
+                let _turn = turn;
+                read_secrets(&url, key.as_ref())
+            };
+            spawn_blocking(read).await
+        };
+        timeout(TIMEOUT, read).await.map_err(|_| no_answer())?.map_err(io::Error::other)?
     }
 
-    /// Returns the body of a notice. `left_out` approvals before this one had none.
-    fn body(&self, approval: &Approval, left_out: u64) -> Bytes {
+    /// Returns the body of a notice.
+    fn body(&self, approval: &Approval) -> Bytes {
         let document = match self.notify.format {
-            NotifyFormat::Generic => self.generic(approval, left_out),
-            NotifyFormat::Slack => self.slack(approval, left_out),
+            NotifyFormat::Generic => self.generic(approval),
+            NotifyFormat::Slack => self.slack(approval),
         };
         document.to_string().into()
     }
 
-    fn generic(&self, approval: &Approval, left_out: u64) -> Value {
+    /// Returns the body of a notice that approvals had none.
+    fn body_without(&self, count: u64) -> Bytes {
+        let document = match self.notify.format {
+            NotifyFormat::Generic => {
+                json!({ "event": "approvals_without_notice", "count": count, "link": self.link })
+            }
+            NotifyFormat::Slack => json!({ "text": format!("{count} more requests wait for approval") }),
+        };
+        document.to_string().into()
+    }
+
+    fn generic(&self, approval: &Approval) -> Value {
         json!({
             "event": "approval_requested",
             "approval": approval.id,
@@ -204,20 +292,17 @@ impl ApprovalNotifier {
             "created_at": documents::timestamp(approval.created_at),
             "expires_at": documents::timestamp(approval.expires_at),
             "link": self.link,
-            "without_notice": left_out,
         })
     }
 
-    fn slack(&self, approval: &Approval, left_out: u64) -> Value {
+    fn slack(&self, approval: &Approval) -> Value {
         let request = format!("{} {}", approval.method, approval.url);
         let by = match &approval.tool {
             Some(tool) => format!("{} of task {}", tool, approval.task),
             None => format!("task {}", approval.task),
         };
-        let more = if left_out > 0 { format!("\n{left_out} more before it had no notice.") } else { String::new() };
         let until = documents::timestamp(approval.expires_at);
-        let text =
-            format!("*A request waits for approval*\n`{}`\nby {}, until {until}{more}", code(&request), escaped(&by));
+        let text = format!("*A request waits for approval*\n`{}`\nby {}, until {until}", code(&request), escaped(&by));
         let mut blocks = vec![json!({ "type": "section", "text": { "type": "mrkdwn", "text": text } })];
         if let Some(link) = &self.link {
             let button = json!({ "type": "button", "text": { "type": "plain_text", "text": "Open" }, "url": link });

@@ -386,7 +386,8 @@ fn services(
     if let Some(notify) = &settings.notify {
         let (notices, approvals) = Notices::with_receiver();
         operator.notices = notices;
-        let page = admin.as_ref().and_then(ListenAt::tcp).map(|address| format!("http://{address}/"));
+        let page = admin.as_ref().and_then(ListenAt::tcp).filter(|address| !address.ip().is_unspecified());
+        let page = page.map(|address| format!("http://{address}/"));
         tokio::spawn(ApprovalNotifier::new(notify, &own_servers, page).run(approvals));
     }
     let finds = Arc::new(Finds::new({

@@ -204,9 +204,13 @@ impl TakeoverLock {
     fn acquire(state_dir: &Path) -> Result<Self, TakeoverError> {
         let path = state_dir.join(LOCK);
         let unreachable = |error| TakeoverError::Unreachable(path.clone(), error);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(unreachable)?;
+        // Root may have created the file, and the daemon's user has to be able to lock it.
+        let create = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(&path);
+        let file = File::open(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => create(),
+            _ => Err(error),
+        });
+        let file = file.map_err(unreachable)?;
         match file.try_lock() {
             Ok(()) => Ok(Self(file)),
             Err(TryLockError::WouldBlock) => Err(TakeoverError::Busy),

@@ -609,6 +609,11 @@ impl MatchedRules {
         &self.rules
     }
 
+    /// Returns the integrations that name the host of a webhook.
+    pub(super) fn approval_rules(&self) -> &[Arc<Integration>] {
+        &self.approval_rules
+    }
+
     /// Creates the rules that allow a registered webhook URL.
     #[must_use]
     pub fn as_webhook() -> Self {

@@ -28,7 +28,7 @@ impl Usage {
     /// Records an allowed request. Without a method and path, it is a tunnel.
     pub fn record(&mut self, allowed: &MatchedRules, target: &Target, request: Option<(&Method, &str)>) {
         let canonical = request.and_then(|(_, path)| path::canonical(path).ok());
-        for rule in allowed.rules() {
+        for rule in allowed.rules().iter().chain(allowed.approval_rules()) {
             let used = self.integrations.entry(rule.name.clone()).or_default();
             let domains = rule.allowed.iter().enumerate().filter(|(_, pattern)| pattern.matches(target.host()));
             used.domains.extend(domains.map(|(at, _)| at));
@@ -54,7 +54,11 @@ impl Usage {
 
     fn unused_parts(&self, rule: &Integration) -> Vec<String> {
         let key = format!("integrations.{}", rule.name);
-        let Some(used) = self.integrations.get(&rule.name) else { return vec![key] };
+        let Some(used) = self.integrations.get(&rule.name) else {
+            // It may be there to refuse something, or to ask for an approval.
+            let protects = rule.has_conditions() || !rule.denied.is_empty();
+            return if protects { Vec::new() } else { vec![key] };
+        };
         let domains = rule.allowed.iter().enumerate().filter(|(at, _)| !used.domains.contains(at));
         let domains = domains.map(|(_, pattern)| format!("{key}.allowed_domains: {pattern}"));
         let ports = rule.ports.iter().filter(|port| !used.ports.contains(port));

@@ -39,14 +39,19 @@ function shape(name, attributes) {
 
 // Marks what could change the order of a text or is not visible.
 function clean(text) {
-  return String(text ?? '').replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, '\ufffd');
+  return String(text ?? '').replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu, '\ufffd');
+}
+
+// The same for a text of several lines, in which tabs and ends of lines are usual.
+function cleanLines(text) {
+  return String(text ?? '').replaceAll('\r\n', '\n').split('\n').map(line => line.split('\t').map(clean).join('\t')).join('\n');
 }
 
 async function ask(path, body, method) {
   const headers = { Authorization: `Bearer ${token}` };
   const answer = await fetch(path, {
     method: method ?? (body === undefined ? 'GET' : 'POST'),
-    headers, cache: 'no-store', credentials: 'omit',
+    headers, cache: 'no-store', credentials: 'omit', signal: AbortSignal.timeout(15000),
     body: body === undefined ? undefined : JSON.stringify(body),
   });
   if (answer.status === 401) throw new Error('the token is not valid');
@@ -147,14 +152,14 @@ function showNumbers(now) {
   const p = part => { const at = percentile(buckets, part); return at === null ? '\u2013' : `\u2264 ${duration(at)}`; };
   byId('tiles').replaceChildren(
     tile('allowed', number(sums.allow), 'good'), tile('refused', number(sums.deny), sums.deny ? 'bad' : ''),
-    tile('failed', number(sums.fail), sums.fail ? 'warn' : ''), tile('in progress', number(gauges.exeat_exchanges ?? 0)),
+    tile('failed', number(sums.fail), sums.fail ? 'warn' : ''), tile('abandoned', number(sums.abandoned)), tile('in progress', number(gauges.exeat_exchanges ?? 0)),
     tile('connections', number(gauges.exeat_connections ?? 0)), tile('median', p(0.5)), tile('95th percentile', p(0.95)),
   );
   if (numbersBefore) {
     const seconds = (now.at - numbersBefore.at) / 1000;
     const per = key => Math.max(0, ((sums[key] ?? 0) - (numbersBefore.sums[key] ?? 0)) / seconds);
-    rates.push({ allowed: per('allow') + per('abandoned'), refused: per('deny') + per('fail') });
-    rates = rates.slice(-Math.ceil(RATE_SECONDS * 1000 / NUMBERS_EVERY));
+    rates.push({ from: numbersBefore.at, to: now.at, allowed: per('allow'), refused: per('deny') + per('fail') });
+    rates = rates.filter(({ to }) => to > now.at - RATE_SECONDS * 1000);
   }
   numbersBefore = now;
   showRates();
@@ -170,12 +175,13 @@ function showNumbers(now) {
 
 function showRates() {
   const plot = byId('rate');
-  const slots = Math.ceil(RATE_SECONDS * 1000 / NUMBERS_EVERY);
+  const end = rates.at(-1)?.to ?? 0;
+  const position = at => 480 * (1 - (end - at) / (RATE_SECONDS * 1000));
   const most = Math.max(1, ...rates.map(({ allowed, refused }) => allowed + refused));
-  const width = 480 / slots;
   const shapes = [shape('line', { x1: 0, y1: 119.5, x2: 480, y2: 119.5 })];
-  rates.forEach(({ allowed, refused }, at) => {
-    const x = (slots - rates.length + at) * width;
+  rates.forEach(({ from, to, allowed, refused }) => {
+    const x = Math.max(0, position(from));
+    const width = position(to) - x;
     const [good, bad] = [allowed, refused].map(value => (value / most) * 112);
     shapes.push(shape('rect', { class: 'allowed', x, y: 119 - good, width: width * 0.8, height: good }));
     shapes.push(shape('rect', { class: 'refused', x, y: 119 - good - bad, width: width * 0.8, height: bad }));
@@ -229,20 +235,24 @@ function url(line) {
   return place(line) + (path === '' || path.startsWith('/') ? path : `/${path}`);
 }
 
+const isRefused = line => line.verdict === 'deny' || line.verdict === 'fail';
+
+// Others do not push refusals out.
 function add(newLines) {
   for (const line of newLines) {
     const known = lines.findIndex(other => other.id === line.id);
     if (known >= 0) lines[known] = line;
     else lines.unshift(line);
   }
-  lines.length = Math.min(lines.length, MAX_ROWS);
+  const kept = [0, 0];
+  lines = lines.filter(line => (kept[isRefused(line) ? 0 : 1] += 1) <= MAX_ROWS);
 }
 
 function showDecisions() {
   const wanted = byId('filter').value.toLowerCase();
   const onlyRefused = byId('only-refused').checked;
-  const shown = lines.filter(line => (!onlyRefused || line.verdict === 'deny' || line.verdict === 'fail')
-    && (!wanted || [line.task, url(line), line.code, line.tool, line.method].some(text => String(text ?? '').toLowerCase().includes(wanted))));
+  const shown = lines.filter(line => (!onlyRefused || isRefused(line))
+    && (!wanted || [line.task, url(line), line.code, line.tool, line.method].some(text => String(text ?? '').toLowerCase().includes(wanted)))).slice(0, MAX_ROWS);
   const focused = document.activeElement?.dataset?.line;
   byId('decisions').replaceChildren(...shown.map(line => {
     const [kind, text] = result(line);
@@ -265,8 +275,10 @@ function facts(list, pairs) {
     .flatMap(([name, value]) => [node('dt', { textContent: name }), node('dd', { textContent: clean(value) })]));
 }
 
+let detailNumber = 0;
 async function showDetail(line) {
-  const refused = line.verdict === 'deny' || line.verdict === 'fail';
+  const refused = isRefused(line);
+  const own = detailNumber += 1;
   byId('detail-title').textContent = clean(refused ? line.code : `${line.method ?? ''} ${line.host ?? ''}`);
   facts(byId('detail-facts'), [
     ['request', `${line.method ?? ''} ${url(line)}`], ['task', line.task], ['execution', line.execution], ['tool', line.tool],
@@ -284,6 +296,8 @@ async function showDetail(line) {
     if (line.tool) asked.tool = line.tool;
     const answer = await ask('/v1/explain', asked);
     const said = await answer.json();
+    // Another request may have been opened meanwhile.
+    if (own !== detailNumber) return;
     const now = !answer.ok ? said.error : said.allowed ? `The policy in force allows it now, by ${said.rule}.`
       : said.code === line.code ? said.hint : `The policy in force would refuse it with ${said.code}: ${said.hint}`;
     remedy.append(node('p', { textContent: clean(now) }));
@@ -291,12 +305,13 @@ async function showDetail(line) {
       remedy.append(node('p', { class: 'quiet', textContent: clean(`${said.remedy.reason} (${said.remedy.key})`) }));
       if (said.remedy.toml) {
         remedy.append(node('p', { textContent: 'This in the configuration would lead past this refusal. Nothing is changed by this page.' }),
-          node('pre', { tabIndex: 0, textContent: said.remedy.toml.split('\n').map(clean).join('\n') }));
+          node('pre', { tabIndex: 0, textContent: cleanLines(said.remedy.toml) }));
       } else {
         remedy.append(node('p', { textContent: 'No key of the configuration would allow it.' }));
       }
     }
   } catch (problem) {
+    if (own !== detailNumber) return;
     remedy.append(node('p', { class: 'bad', textContent: clean(problem.message) }));
   }
 }
@@ -321,6 +336,11 @@ function approvalCard(approval) {
   const buttons = [['Approve once', 'approve', 'primary'], ['Deny', 'deny', 'danger']].map(([text, decision, kind]) => {
     const button = node('button', { class: kind, type: 'button', textContent: text, 'aria-label': `${text}: ${clean(approval.method)} ${clean(approval.url)}` });
     button.addEventListener('click', async () => {
+      // What cannot be seen whole is approved by two clicks.
+      if (decision === 'approve' && bound?.is_complete !== true && button.textContent === text) {
+        button.textContent = 'Approve once, although not all of it is shown';
+        return;
+      }
       buttons.forEach(other => { other.disabled = true; });
       try {
         const reply = await ask(`/v1/approvals/${encodeURIComponent(id)}`, { decision });
@@ -336,27 +356,49 @@ function approvalCard(approval) {
   });
   const fields = bound?.fields.map(([name, value]) => `${clean(name)}: ${clean(value)}`) ?? [];
   const trailers = bound?.trailers.map(([name, value]) => `${clean(name)}: ${clean(value)} (trailer)`) ?? [];
-  const more = bound?.more_fields ? ['(and more)'] : [];
   const body = bound?.body.text;
   return node('div', { class: 'approval' },
     node('h3', { textContent: clean(`${approval.method} ${approval.url}`) }),
     node('p', { class: 'quiet expiry', textContent: '' }), list,
-    bound ? null : node('p', { class: 'warn', textContent: 'The rest of the request is not known here: another proxy was asked, or this one has started anew since. The decision is for exactly the request that was made.' }),
-    bound ? node('pre', { tabIndex: 0, textContent: [...fields, ...trailers, ...more].join('\n') || 'no header fields', 'aria-label': 'Header fields' }) : null,
-    body ? node('pre', { tabIndex: 0, textContent: body.split('\n').map(clean).join('\n') + (bound.body.is_whole ? '' : '\n\u2026'), 'aria-label': 'Body' }) : null,
+    bound ? null : node('p', { class: 'warn', textContent: 'The rest of the request is not known here: another proxy was asked, this one has started anew since, or too many approvals were asked for. The decision is for exactly the request that was made.' }),
+    bound && !bound.is_complete ? node('p', { class: 'warn', textContent: 'A part of the request is too long to be shown, or is not text.' }) : null,
+    bound ? node('pre', { tabIndex: 0, textContent: [...fields, ...trailers].join('\n') || 'no header fields', 'aria-label': 'Header fields' }) : null,
+    body ? node('pre', { tabIndex: 0, textContent: cleanLines(body) + (bound.body.is_whole ? '' : '\n\u2026'), 'aria-label': 'Body' }) : null,
     bound && bound.body.bytes > 0 && body === null ? node('p', { class: 'warn', textContent: 'The body is not text.' }) : null,
     node('div', { class: 'buttons' }, ...buttons), answer);
 }
 
+// Takes some of all executions, so that one that asks for many does not hide the others.
+function inTurns(approvals) {
+  const rounds = new Map();
+  const numbered = approvals.map(approval => {
+    const round = (rounds.get(approval.execution) ?? 0) + 1;
+    rounds.set(approval.execution, round);
+    return { round, approval };
+  });
+  return numbered.sort((a, b) => a.round - b.round).map(({ approval }) => approval);
+}
+
+// Cards go away only while nobody is about to click on one below them.
+function removeEnded() {
+  const section = byId('approvals');
+  if (!section.matches(':hover') && !section.contains(document.activeElement)) section.querySelectorAll('.ended').forEach(card => card.remove());
+  section.hidden = byId('approval-list').children.length === 0;
+}
+
 async function fetchApprovals() {
-  const pending = (await (await ask('/v1/approvals?state=pending')).json()).slice(0, MAX_APPROVALS);
+  const all = await (await ask('/v1/approvals?state=pending')).json();
+  const pending = inTurns(all).slice(0, MAX_APPROVALS);
   const ids = new Set(pending.map(({ id }) => id));
   for (const [id, card] of approvalsShown) {
     if (ids.has(id)) continue;
     approvalsShown.delete(id);
-    // What was decided here stays for a moment, with its answer.
-    setTimeout(() => { card.remove(); byId('approvals').hidden = byId('approval-list').children.length === 0; }, 3000);
+    card.querySelectorAll('button').forEach(button => { button.disabled = true; });
+    card.querySelector('.expiry').textContent = 'decided or expired';
+    // Its answer stays for a moment.
+    setTimeout(() => { card.classList.add('ended'); removeEnded(); }, 3000);
   }
+  removeEnded();
   for (const { id, expires_at } of pending) {
     if (!approvalsShown.has(id)) {
       const answer = await ask(`/v1/approvals/${encodeURIComponent(id)}`);
@@ -367,7 +409,8 @@ async function fetchApprovals() {
     approvalsShown.get(id).querySelector('.expiry').textContent = `expires in ${left(expires_at)}`;
   }
   byId('approvals').hidden = byId('approval-list').children.length === 0;
-  document.title = pending.length > 0 ? `(${pending.length}) exeat` : 'exeat';
+  byId('approvals-more').textContent = all.length > pending.length ? `${all.length - pending.length} more wait behind these.` : '';
+  document.title = all.length > 0 ? `(${all.length}) exeat` : 'exeat';
 }
 
 // ---- executions ----
@@ -378,37 +421,58 @@ function budget(counts) {
   return limits.calls_per_minute === null ? whole : `${whole}; ${inWindow} of ${limits.calls_per_minute} this minute`;
 }
 
+const executionRows = new Map();
+function executionRow(id) {
+  const cells = Array.from({ length: 6 }, () => node('td'));
+  cells[4].className = 'number';
+  const stop = node('button', { class: 'danger', type: 'button', textContent: 'Stop', 'aria-label': `Stop ${clean(id)}` });
+  stop.addEventListener('click', async () => {
+    if (stop.textContent === 'Stop') {
+      stop.textContent = 'Really stop';
+      setTimeout(() => { if (!stop.disabled) stop.textContent = 'Stop'; }, 4000);
+      return;
+    }
+    stop.disabled = true;
+    try {
+      await ask(`/v1/executions/${encodeURIComponent(id)}`, undefined, 'DELETE');
+      stop.textContent = 'Stopped';
+    } catch (problem) {
+      stop.textContent = 'Stop';
+      stop.disabled = false;
+      cells[5].textContent = clean(`not stopped: ${problem.message}`);
+    }
+  });
+  return { row: node('tr', {}, ...cells, node('td', {}, stop)), cells, stop };
+}
+
 async function fetchExecutions() {
   const all = await (await ask('/v1/executions')).json();
-  const running = all.filter(({ stopped }) => stopped === null);
-  const shown = [...running.reverse(), ...all.filter(({ stopped }) => stopped !== null).reverse()].slice(0, MAX_EXECUTIONS);
-  if (byId('executions').contains(document.activeElement)) return;
-  byId('executions').replaceChildren(...shown.map(execution => {
+  const wanted = byId('execution-filter').value.toLowerCase();
+  const matching = all.filter(({ id, task }) => !wanted || id.toLowerCase().includes(wanted) || task.toLowerCase().includes(wanted));
+  const running = matching.filter(({ stopped }) => stopped === null).reverse();
+  const shown = [...running, ...matching.filter(({ stopped }) => stopped !== null).reverse()].slice(0, MAX_EXECUTIONS);
+  const body = byId('executions');
+  const ids = new Set(shown.map(({ id }) => id));
+  for (const [id, { row }] of executionRows) {
+    if (!ids.has(id)) {
+      row.remove();
+      executionRows.delete(id);
+    }
+  }
+  shown.forEach((execution, at) => {
     const { id, task, stopped, expires_at: expires, finds, credits } = execution;
-    const text = stopped ? `stopped: ${stopped}` : `${expires === null ? 'running' : `ends in ${left(expires)}`}${finds > 0 ? `; ${finds} finds` : ''}`;
-    const stop = node('button', { class: 'danger', type: 'button', textContent: 'Stop', 'aria-label': `Stop ${clean(id)}` });
-    stop.addEventListener('click', async () => {
-      if (stop.textContent === 'Stop') {
-        stop.textContent = 'Really stop';
-        setTimeout(() => { if (!stop.disabled) stop.textContent = 'Stop'; }, 4000);
-        return;
-      }
-      stop.disabled = true;
-      try {
-        await ask(`/v1/executions/${encodeURIComponent(id)}`, undefined, 'DELETE');
-        stop.textContent = 'Stopped';
-      } catch (problem) {
-        stop.textContent = 'Failed';
-        stop.title = problem.message;
-      }
-      stop.blur();
+    if (!executionRows.has(id)) executionRows.set(id, executionRow(id));
+    const { row, cells, stop } = executionRows.get(id);
+    const state = stopped ? `stopped: ${stopped}` : `${expires === null ? 'running' : `ends in ${left(expires)}`}${finds > 0 ? `; ${finds} finds` : ''}`;
+    [id, task, budget(execution), budget(execution.raw), credits, state].forEach((text, n) => {
+      if (cells[n].textContent !== clean(text)) cells[n].textContent = clean(text);
     });
-    return node('tr', {}, node('td', { textContent: clean(id) }), node('td', { textContent: clean(task) }),
-      node('td', { textContent: budget(execution) }), node('td', { textContent: budget(execution.raw) }),
-      node('td', { class: 'number', textContent: credits }), node('td', { class: stopped ? 'bad' : '', textContent: clean(text) }),
-      node('td', {}, stopped ? '' : stop));
-  }));
-  byId('executions-note').textContent = all.length > shown.length ? `${shown.length} of ${all.length}` : all.length === 0 ? 'none' : '';
+    cells[5].className = stopped ? 'bad' : '';
+    stop.hidden = stopped !== null;
+    // A row that stays in its place keeps the focus.
+    if (body.children[at] !== row) body.insertBefore(row, body.children[at] ?? null);
+  });
+  byId('executions-note').textContent = matching.length > shown.length ? `${shown.length} of ${matching.length}` : matching.length === 0 ? 'none' : '';
 }
 
 // ---- the rest ----
@@ -420,18 +484,29 @@ async function fetchNumbers() {
   if (problems.size === 0) state(ready ? 'good' : 'bad', ready ? 'ready' : clean(reason));
 }
 
+let askedAt = null;
 async function fetchDecisions() {
-  if (byId('paused').checked) return;
   const { lines: newLines, next: following, skipped } = await (await ask(`/v1/decisions?after=${next}`)).json();
   const more = skippedBefore === null || following < next ? 0 : skipped - skippedBefore;
+  // The daemon keeps nothing for a page that has not asked for so long.
+  const hasGap = askedAt !== null && performance.now() - askedAt > 14000;
+  askedAt = performance.now();
   [next, skippedBefore] = [following, skipped];
-  byId('sampled').textContent = more > 0 ? `sampled: ${number(more)} of the last second are not shown` : '';
-  if (newLines.length === 0) return;
+  byId('sampled').textContent = hasGap ? 'This page was not active: some are missing.'
+    : more > 0 ? `sampled: ${number(more)} since the last look are not shown` : '';
   add(newLines);
-  showDecisions();
+  // Rows do not move under a pointer.
+  const isHeld = byId('paused').checked || byId('decisions').matches(':hover');
+  byId('held').textContent = isHeld ? 'held' : '';
+  if (!isHeld && (newLines.length > 0 || wasHeld)) showDecisions();
+  wasHeld = isHeld;
 }
+let wasHeld = false;
 
+let isConnecting = false;
 async function connect(given) {
+  if (isConnecting) return;
+  isConnecting = true;
   token = given.trim();
   byId('login-problem').textContent = '';
   try {
@@ -440,7 +515,10 @@ async function connect(given) {
     byId('login-problem').textContent = clean(problem.message);
     byId('login-problem').className = 'bad';
     return;
+  } finally {
+    isConnecting = false;
   }
+  isConnecting = true;
   byId('token').value = '';
   byId('login').hidden = true;
   byId('live').hidden = false;
@@ -456,12 +534,16 @@ byId('login').addEventListener('submit', event => {
 });
 byId('filter').addEventListener('input', showDecisions);
 byId('only-refused').addEventListener('change', showDecisions);
+byId('execution-filter').addEventListener('input', () => fetchExecutions().catch(() => {}));
 
 if (location.hash.length > 1) {
-  const given = decodeURIComponent(location.hash.slice(1));
+  const given = location.hash.slice(1);
   // Not in the history, and not on the screen.
   history.replaceState(null, '', location.pathname);
-  connect(given);
+  // Tokens have no character that is escaped, unless somebody has escaped one.
+  let decoded = given;
+  try { decoded = decodeURIComponent(given); } catch { /* It is no escape. */ }
+  connect(decoded);
 } else {
   byId('token').focus();
 }

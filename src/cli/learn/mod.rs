@@ -27,9 +27,13 @@ use crate::policy::path;
 const MAX_DESTINATIONS: usize = 2_000;
 /// The most patterns for one method of a destination. With more of them, paths are not limited.
 const MAX_PATTERNS: usize = 2_000;
+/// The most patterns of all destinations together.
+const MAX_ALL_PATTERNS: usize = 50_000;
+/// The most methods of a destination.
+const MAX_METHODS: usize = 50;
 /// The most addresses of a destination.
 const MAX_ADDRESSES: usize = 64;
-/// The most tasks, credentials and methods.
+/// The most tasks and credentials.
 const MAX_NAMES: usize = 1_000;
 
 /// Flags of `exeat audit learn`.
@@ -96,6 +100,10 @@ struct Learned {
     unreadable: u64,
     /// Requests that are beyond one of the maximum numbers.
     beyond: u64,
+    /// Requests with methods that no configuration can list.
+    unlistable: u64,
+    /// The number of patterns of all tasks.
+    patterns: usize,
 }
 
 /// The requests of one task.
@@ -162,18 +170,19 @@ impl Learned {
     fn add(&mut self, written: &str, args: &LearnArgs) {
         let request = match past_request::parse(written) {
             Parsed::Request(request) => *request,
-            Parsed::Counted { count, at } => {
-                let is_wanted = args.since.is_none_or(|since| at >= since);
+            Parsed::Counted { count, of } => {
+                let is_wanted = of.is_wanted(args.task.as_deref(), args.since);
                 self.refused = self.refused.saturating_add(if is_wanted { count } else { 0 });
                 return;
             }
-            Parsed::Incomplete => return increment(&mut self.incomplete),
+            Parsed::Incomplete(of) if of.is_wanted(args.task.as_deref(), args.since) => {
+                return increment(&mut self.incomplete);
+            }
+            Parsed::Incomplete(_) => return,
             Parsed::Other => return,
             Parsed::Unreadable => return increment(&mut self.unreadable),
         };
-        let is_wanted = args.task.as_deref().is_none_or(|task| task == request.task.as_str())
-            && args.since.is_none_or(|since| request.at >= since);
-        if !is_wanted {
+        if !request.is_wanted(args.task.as_deref(), args.since) {
             return;
         }
         let is_learned = match request.outcome {
@@ -184,12 +193,15 @@ impl Learned {
         if !is_learned {
             return increment(&mut self.refused);
         }
+        if request.path.is_some() && !is_listable(&request.method) {
+            return increment(&mut self.unlistable);
+        }
         let task = request.task.as_str().to_owned();
         if !self.tasks.contains_key(&task) && self.tasks.len() >= MAX_NAMES {
             return increment(&mut self.beyond);
         }
         let seen = Seen::at(request.at);
-        if self.tasks.entry(task).or_default().add(request) {
+        if self.tasks.entry(task).or_default().add(request, &mut self.patterns) {
             self.all = Some(self.all.map_or(seen, |mut all| {
                 all.add(seen);
                 all
@@ -202,7 +214,11 @@ impl Learned {
     /// Adds the address of a request whose line has been read. Lines that were left out have no destination.
     fn add_address(&mut self, request: &PastRequest) {
         let Some(address) = request.address else { return };
-        let Class::Special(block) = address::classify(address) else { return };
+        let block = match address::classify(address) {
+            Class::Special(block) => block,
+            Class::Metadata => "metadata service",
+            Class::Public => return,
+        };
         let task = self.tasks.get_mut(request.task.as_str());
         if let Some(requests) = task.and_then(|task| task.destinations.get_mut(&Destination::of(request)))
             && requests.special.len() < MAX_ADDRESSES
@@ -217,6 +233,7 @@ impl Learned {
             (self.refused, format!("requests were refused and are left out{hint}")),
             (self.incomplete, "lines do not say where the request went, and are left out".to_owned()),
             (self.unreadable, "lines are not lines of an audit log".to_owned()),
+            (self.unlistable, "requests have a method that no configuration can list, and are left out".to_owned()),
             (self.beyond, "requests are beyond the number of hosts that are kept, and are left out".to_owned()),
         ];
         notes.into_iter().filter(|(count, _)| *count > 0).map(|(count, text)| format!("{count} {text}")).collect()
@@ -225,7 +242,7 @@ impl Learned {
 
 impl TaskRequests {
     /// Returns false if there are too many destinations.
-    fn add(&mut self, request: PastRequest) -> bool {
+    fn add(&mut self, request: PastRequest, patterns: &mut usize) -> bool {
         match request.kind {
             Kind::Raw => self.has_raw = true,
             Kind::Tool(tool) => drop(self.tools.insert(tool.as_str())),
@@ -243,8 +260,7 @@ impl TaskRequests {
         if !self.destinations.contains_key(&destination) && self.destinations.len() >= MAX_DESTINATIONS {
             return false;
         }
-        self.destinations.entry(destination).or_default().add(request);
-        true
+        self.destinations.entry(destination).or_default().add(request, patterns)
     }
 }
 
@@ -261,7 +277,8 @@ impl Destination {
 }
 
 impl Requests {
-    fn add(&mut self, request: PastRequest) {
+    /// Returns false if there are too many methods.
+    fn add(&mut self, request: PastRequest, patterns: &mut usize) -> bool {
         let seen = Seen::at(request.at);
         if !matches!(request.outcome, Outcome::Allowed { observed: false }) {
             increment(&mut self.not_allowed);
@@ -272,15 +289,27 @@ impl Requests {
             add_seen(&mut self.credentials, credential, seen);
         }
         let method = request.method.as_str();
-        if self.methods.contains_key(method) || self.methods.len() < MAX_NAMES {
-            self.methods.entry(method.to_owned()).or_default().add(request.path, seen);
+        if !self.methods.contains_key(method) && self.methods.len() >= MAX_METHODS {
+            return false;
         }
+        self.methods.entry(method.to_owned()).or_default().add(request.path, seen, patterns);
         self.target.get_or_insert(request.target);
+        true
+    }
+}
+
+impl Requests {
+    /// Returns the number of requests.
+    fn count(&self) -> u64 {
+        let of_method = |method: &MethodRequests| {
+            method.patterns.values().chain(&method.any_path).map(|seen| seen.count).fold(0, u64::saturating_add)
+        };
+        self.methods.values().map(of_method).fold(0, u64::saturating_add)
     }
 }
 
 impl MethodRequests {
-    fn add(&mut self, path: Option<LoggedPath>, seen: Seen) {
+    fn add(&mut self, path: Option<LoggedPath>, seen: Seen, patterns: &mut usize) {
         let (pattern, text) = match path {
             Some(LoggedPath::Whole(text)) => {
                 let pattern = path::canonical(&text).ok().map(|canonical| path_groups::pattern(&canonical));
@@ -289,17 +318,27 @@ impl MethodRequests {
             // The end, which could make it ambiguous, is not known.
             Some(LoggedPath::Cut(text)) => {
                 let beginning = text.rfind('/').and_then(|end| text.get(..end)).unwrap_or_default();
-                let pattern =
-                    path::canonical(beginning).ok().map(|canonical| path_groups::pattern_of_all_below(&canonical));
+                let below = |canonical: std::borrow::Cow<'_, str>| path_groups::pattern_of_all_below(&canonical);
+                let pattern = match beginning {
+                    "" => Some(vec!["*".to_owned()]),
+                    _ => path::canonical(beginning).ok().map(below),
+                };
                 (pattern, text)
             }
             Some(LoggedPath::Hash) | None => (None, String::new()),
         };
-        if let Some(pattern) = pattern
-            && (self.patterns.contains_key(&pattern) || self.patterns.len() < MAX_PATTERNS)
-        {
+        if let Some(pattern) = pattern {
+            let is_known = self.patterns.contains_key(&pattern);
+            if !is_known && (self.patterns.len() >= MAX_PATTERNS || *patterns >= MAX_ALL_PATTERNS) {
+                return self.add_any(text, seen);
+            }
+            *patterns = patterns.saturating_add(usize::from(!is_known));
             return add_seen(&mut self.patterns, pattern, seen);
         }
+        self.add_any(text, seen);
+    }
+
+    fn add_any(&mut self, text: String, seen: Seen) {
         self.example.get_or_insert(text);
         self.any_path = Some(self.any_path.map_or(seen, |mut any| {
             any.add(seen);
@@ -322,9 +361,10 @@ fn is_about_the_rules(refusal: Refusal) -> bool {
     )
 }
 
-/// Returns true if a method can be in a configuration.
-fn is_listable(method: &str) -> bool {
-    Method::from_bytes(method.as_bytes()).is_ok_and(|method| !matches!(method, Method::CONNECT | Method::TRACE))
+/// Returns true if a method can be in a configuration, and a request with it be sent.
+fn is_listable(method: &Method) -> bool {
+    let has_form = method.as_str().bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+    has_form && !matches!(*method, Method::CONNECT | Method::TRACE)
 }
 
 fn increment(count: &mut u64) {

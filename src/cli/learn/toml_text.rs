@@ -8,7 +8,7 @@ use toml::Value;
 
 use super::super::path_groups::{self, Pattern};
 use super::super::terminal::clean;
-use super::{Destination, Learned, MethodRequests, Requests, Seen, TaskRequests, add_seen, is_listable};
+use super::{Destination, Learned, MethodRequests, Requests, Seen, TaskRequests, add_seen};
 use crate::model::host::Host;
 use crate::policy::remedy;
 
@@ -79,9 +79,17 @@ fn task_text(task: &str, requests: TaskRequests, max_names: usize, names: &mut N
     let TaskRequests { has_raw, tools, credentials, webhooks, destinations } = requests;
     let mut out = String::new();
     let mut integrations = Vec::new();
+    let mut at_place: BTreeMap<(String, u16), Vec<(bool, bool)>> = BTreeMap::new();
+    for destination in destinations.keys() {
+        let flags = (destination.needs_approval, destination.is_tunnel);
+        at_place.entry((destination.host.clone(), destination.port)).or_default().push(flags);
+    }
     for (destination, requests) in destinations {
         let Some(host) = requests.target.as_ref().map(|target| target.host().clone()) else { continue };
-        let header = Header::of(&destination, &host, &requests);
+        let place = (destination.host.clone(), destination.port);
+        let others = at_place.get(&place).map(Vec::as_slice).unwrap_or_default();
+        let mut header = Header::of(&destination, &host, &requests);
+        header.is_mixed = others.iter().any(|flags| *flags != (destination.needs_approval, destination.is_tunnel));
         for rule in rules(&destination, requests.methods, max_names) {
             let name = names.next(&host);
             out.push_str(&header.rule_text(&name, &rule));
@@ -121,6 +129,10 @@ struct Header {
     addresses: Vec<(String, &'static str)>,
     not_allowed: u64,
     credentials: Vec<(String, u64)>,
+    /// Whether another integration for the same host and port asks for approvals, or is opaque, and this one is not, or the reverse.
+    is_mixed: bool,
+    /// The credential that every request had.
+    only_credential: Option<String>,
 }
 
 impl Header {
@@ -130,7 +142,8 @@ impl Header {
             Host::Name(name) => name.to_string(),
         };
         let addresses = requests.special.iter().map(|(ip, block)| (ip.to_string(), *block)).collect();
-        let credentials = requests.credentials.iter().map(|(name, seen)| (name.clone(), seen.count)).collect();
+        let credentials: Vec<(String, u64)> =
+            requests.credentials.iter().map(|(name, seen)| (name.clone(), seen.count)).collect();
         Self {
             host,
             // Without the key, plain HTTP is allowed at port 443 too.
@@ -140,7 +153,12 @@ impl Header {
             needs_approval: destination.needs_approval,
             addresses,
             not_allowed: requests.not_allowed,
+            only_credential: credentials
+                .first()
+                .filter(|(_, count)| *count == requests.count())
+                .map(|(name, _)| name.clone()),
             credentials,
+            is_mixed: false,
         }
     }
 
@@ -154,6 +172,12 @@ impl Header {
         }
         for (name, count) in &self.credentials {
             out.push_str(&format!("# {count} to this destination with {}\n", clean(name)));
+        }
+        if self.is_mixed {
+            out.push_str(
+                "# CAUTION: another integration for this host and port asks for approvals or is opaque, and this one is not, or the\n\
+                 # reverse. Requests that both match need the approval, and tunnels that both match are inspected.\n",
+            );
         }
         out.push_str(&format!("[integrations.{}]\n", key(name)));
         out.push_str(&assignment("allowed_domains", list([self.host.as_str()].into_iter())));
@@ -170,6 +194,10 @@ impl Header {
         if self.needs_approval {
             out.push_str(&assignment("approval", Value::from("required")));
         }
+        if let Some(credential) = &self.only_credential {
+            // The log does not say whether the old rule required it.
+            out.push_str(&format!("# {}", assignment("require_credential", Value::from(credential.as_str()))));
+        }
         if !self.addresses.is_empty() {
             let blocks: BTreeSet<&str> = self.addresses.iter().map(|(_, block)| *block).collect();
             let blocks = blocks.into_iter().collect::<Vec<_>>().join(", ");
@@ -182,7 +210,7 @@ impl Header {
         match &rule.paths {
             Paths::Tunnel => {}
             Paths::Unknown => {
-                out.push_str("# Only a tunnel was asked for, and refused, so nothing is known of methods and paths.\n");
+                out.push_str("# Only a tunnel was asked for, and refused: THIS ALLOWS EVERY METHOD AND PATH.\n");
             }
             Paths::Any { example: Some(example) } => {
                 let example: String = clean(example).chars().take(200).collect();
@@ -209,7 +237,7 @@ fn rules(destination: &Destination, methods: BTreeMap<String, MethodRequests>, m
     let mut any_path: Option<Rule> = None;
     let mut refused_tunnels: Option<Rule> = None;
     for (method, MethodRequests { patterns, any_path: unlimited, example }) in methods {
-        if !destination.is_tunnel && !is_listable(&method) {
+        if !destination.is_tunnel && method == "CONNECT" {
             let rule = |seen| Rule { methods: BTreeSet::new(), paths: Paths::Unknown, seen };
             refused_tunnels = unlimited.map(rule).or(refused_tunnels);
             continue;
@@ -312,7 +340,17 @@ fn plural(count: u64) -> &'static str {
 /// Writes a key of a table, in quotes if it needs them.
 fn key(name: &str) -> String {
     let is_bare = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-    if is_bare { name.to_owned() } else { Value::from(name).to_string() }
+    if is_bare { name.to_owned() } else { quoted(name) }
+}
+
+/// Writes a text as a basic string on one line, which a key has to be.
+fn quoted(text: &str) -> String {
+    let escape = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\u{:04X}", u32::from(c)),
+        c => c.to_string(),
+    };
+    format!("\"{}\"", text.chars().map(escape).collect::<String>())
 }
 
 fn list<'a>(texts: impl Iterator<Item = &'a str>) -> Value {

@@ -71,8 +71,12 @@ impl HostSpace {
 
     fn unnamed_below(&self, base: &str) -> Option<Host> {
         let class = HostClass::Below(base.to_owned());
-        let candidates = (0_u64..=self.size()).filter_map(|n| Host::parse(&format!("x{n}.{base}")).ok());
-        candidates.into_iter().find(|host| self.class_of(host) == class)
+        // A name of the greatest length has room for one letter only.
+        let short = (b'a'..=b'z').map(|letter| char::from(letter).to_string());
+        let labels = (0_u64..=self.size()).map(|n| format!("x{n}")).chain(short);
+        let candidates = labels.filter_map(|label| Host::parse(&format!("{label}.{base}")).ok());
+        let mut candidates = candidates;
+        candidates.find(|host| self.class_of(host) == class)
     }
 
     fn unnamed(&self, name: impl Fn(u64) -> String) -> Option<Host> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::plan::{Limits, Oversize};
 use super::super::rule::{Policy, Task};
-use super::permission::{Changes, beyond, listed};
+use super::permission::{Changes, listed, not_within};
 use crate::model::tool::{Kind, Tool};
 
 /// Compares the limits of a task that both policies have.
@@ -50,6 +50,7 @@ fn compare(what: &str, old: &Limits, new: &Limits, changes: &mut Changes) {
     let (old_times, new_times) = (old.timeouts, new.timeouts);
     let whole = |value: Option<Duration>| value.map(|value| value.as_millis());
     limit("request_timeout", whole(old_times.request), whole(new_times.request), " ms");
+    limit("longest Exeat-Timeout", ms(old_times.most_asked), ms(new_times.most_asked), " ms");
     limit("response_header_timeout", ms(old_times.response_header), ms(new_times.response_header), " ms");
     limit("idle_timeout", ms(old_times.idle), ms(new_times.idle), " ms");
     if old.response.oversize != new.response.oversize {
@@ -66,7 +67,7 @@ pub(super) fn of_all(old: &Policy, new: &Policy) -> Changes {
     let mut changes = Changes::default();
     let Changes { opens, closes } = &mut changes;
     let nets = |policy: &Policy| -> BTreeSet<_> { policy.network.deny.iter().copied().collect() };
-    let (removed, added) = (beyond(&nets(old), &nets(new)), beyond(&nets(new), &nets(old)));
+    let (removed, added) = (not_within(&nets(old), &nets(new)), not_within(&nets(new), &nets(old)));
     if !removed.is_empty() {
         opens.push(format!("network.deny_cidrs without {}", listed(removed.iter())));
     }

@@ -357,9 +357,11 @@ impl Comparison<'_> {
         for scheme in [Scheme::Https, Scheme::Http] {
             for (port_class, port) in ports.iter() {
                 let Ok(target) = Target::from_authority(scheme, &format!("{host}:{port}")) else { continue };
+                // A request includes the look-up and the certificate that a probe has.
+                let (opened, closed) = (self.opens.len(), self.closes.len());
                 for way in Way::all() {
                     let methods: Vec<_> = match way {
-                        Way::Tunnel => vec![(Values::AllBut(BTreeSet::new()), Some(Method::CONNECT))],
+                        Way::Tunnel | Way::Probe => vec![(Values::AllBut(BTreeSet::new()), Some(Method::CONNECT))],
                         _ => methods.iter().map(|(class, method)| (class, example(method))).collect(),
                     };
                     for (method_class, method) in methods {
@@ -373,7 +375,13 @@ impl Comparison<'_> {
                             methods: method_class.clone(),
                             paths,
                         };
-                        for (Changes { opens, closes }, paths) in self.compare_paths(way, &method, &target)? {
+                        for (Changes { mut opens, mut closes }, paths) in self.compare_paths(way, &method, &target)? {
+                            if way == Way::Probe && self.opens.len() > opened {
+                                opens.clear();
+                            }
+                            if way == Way::Probe && self.closes.len() > closed {
+                                closes.clear();
+                            }
                             if !opens.is_empty() {
                                 self.opens.push(row(opens, paths.clone()));
                             }
@@ -408,7 +416,7 @@ impl Comparison<'_> {
         };
         let sides = [with_paths(old), with_paths(new)];
         let has_paths = sides.iter().any(|side| !side.is_empty());
-        if way == Way::Tunnel || way.kind() == Some(Kind::Tool(Tool::Webhook)) || !has_paths {
+        if way.kind().is_none() || way.kind() == Some(Kind::Tool(Tool::Webhook)) || !has_paths {
             let changes = judge("/", false);
             return Ok(if changes == Changes::default() { Vec::new() } else { vec![(changes, Paths::All)] });
         }
@@ -458,7 +466,8 @@ fn example(class: &MethodClass) -> Option<Method> {
 
 /// Returns the spellings of a method in upper and lower case.
 fn spellings(method: &str) -> impl Iterator<Item = String> {
-    let most = 1_u64.checked_shl(u32::try_from(method.len()).unwrap_or(u32::MAX)).unwrap_or(u64::MAX);
+    // One of so many is no class of its own, because few are listed.
+    let most = 1_u64.checked_shl(u32::try_from(method.len()).unwrap_or(u32::MAX)).unwrap_or(u64::MAX).min(4_096);
     let lower = method.to_ascii_lowercase();
     (0..most).map(move |bits| {
         let spelled = |(at, letter): (usize, char)| {
@@ -668,6 +677,41 @@ mod tests {
         assert_eq!(opened("", base), ["allowed, after an approval: raw requests ! https a.test 443 all"]);
     }
 
+    /// Found by a reader: each of these was missed.
+    #[test]
+    fn rare_openings_are_found() {
+        let rule = |more: &str| {
+            format!("[integrations.a]\nallowed_domains = [\"a.test\"]\n{more}[tasks.t]\nintegrations = [\"a\"]\n")
+        };
+        let approved = |paths: &str| rule(&format!("approval = \"required\"\npaths = {paths}\n"));
+        let found = opened(&approved("[\"/a;b\"]"), &approved("[\"/a;b\", \"/*/z\"]"));
+        assert_eq!(found, ["allowed, after an approval: raw requests ! https a.test 443 /*/z without ;"]);
+
+        let credential = |more: &str| {
+            let credential = "[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:K\"\ndomains = [\"a.test\"]\n";
+            format!("{}credentials = [\"K\"]\n{credential}{more}", rule(""))
+        };
+        let found = opened(&credential(""), &credential("swap_in = [\"query:q\"]\n"));
+        assert!(found.iter().any(|row| row.contains("with K within query:q")), "{found:?}");
+
+        let tools = |more: &str| {
+            format!(
+                "[integrations.any]\nany_public_host = true\nmethods = [\"POST\"]\n[tasks.t]\ntools = [\"http_get\"]\n{more}"
+            )
+        };
+        let found = opened(&tools(""), &tools("integrations = [\"any\"]\n"));
+        assert!(found.iter().any(|row| row.starts_with("allowed: probes ! https any other name")), "{found:?}");
+
+        let plan = |more: &str| format!("{}tools = [\"http_request\"]\nplan = \"p\"\n[plans.p]\n{more}", rule(""));
+        let found = opened(&plan("request_timeout = \"30s\"\n"), &plan(""));
+        assert_eq!(found, ["tool calls: longest Exeat-Timeout 60000 ms; was 30000 ms"]);
+        let deny = |net: &str| format!("[network]\ndeny_cidrs = [{net:?}]\n");
+        assert_eq!(opened(&deny("169.254.169.254/32"), &deny("169.254.0.0/16")), Vec::<String>::new());
+        let long = format!("/{}b", "a/".repeat(5_000));
+        let policies = [rule(""), rule(&format!("paths = [{long:?}]\n"))].map(|text| policy(&text));
+        assert!(difference(&policies[0], &policies[1], |_| true).is_err());
+    }
+
     fn one_of(texts: &'static [&'static str]) -> impl Strategy<Value = String> {
         proptest::sample::select(texts).prop_map(str::to_owned)
     }
@@ -782,7 +826,8 @@ mod tests {
             for (way, to, method, path) in requests {
                 let uri: http::Uri = format!("{to}{path}").parse().unwrap();
                 let target = Target::absolute(&uri).unwrap();
-                if way == Way::Tunnel && target.scheme() == Scheme::Http {
+                // A probe has no row where a request has one.
+                if way == Way::Probe || (way == Way::Tunnel && target.scheme() == Scheme::Http) {
                     continue;
                 }
                 let method = Method::from_bytes(method.as_bytes()).unwrap();

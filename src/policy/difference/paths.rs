@@ -4,12 +4,16 @@
 //! makes a difference. Equal parts are merged from the ends on, which gives the minimal automaton. Paths are in canonical form:
 //! they have one segment or more, and only the last one may be empty.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::super::pattern::PathPattern;
 
 /// The most states of an automaton. Patterns of usual policies need a few for each segment.
 const MAX_STATES: usize = 50_000;
+/// The most sets of patterns that paths can match together.
+const MAX_SETS: usize = 5_000;
+/// The most segments of a pattern.
+const MAX_SEGMENTS: usize = 64;
 
 /// The error of patterns that have too many combinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +37,7 @@ struct State {
 /// All paths, divided by the patterns that they match.
 pub(super) struct PathSpace {
     states: Vec<State>,
-    /// A path for each set of patterns.
+    /// A path for each set of patterns, without `;` if there is one.
     witnesses: Vec<String>,
 }
 
@@ -97,32 +101,34 @@ impl PathSpace {
     /// # Errors
     /// [`TooManyStates`].
     pub(super) fn new(patterns: &[&PathPattern]) -> Result<Self, TooManyStates> {
-        let other = unnamed(patterns);
-        let mut builder = Builder { patterns, sets: HashMap::new(), known: HashMap::new(), witnesses: Vec::new() };
+        if patterns.iter().any(|pattern| pattern.segment(MAX_SEGMENTS).is_some()) {
+            return Err(TooManyStates);
+        }
+        let mut sets: HashMap<BTreeSet<usize>, Matched> = HashMap::new();
+        let mut set = |matched: BTreeSet<usize>| {
+            let known = sets.len();
+            *sets.entry(matched).or_insert(known)
+        };
         let start = Progress { live: (0..patterns.len()).map(|number| (number, 0)).collect(), below: BTreeSet::new() };
+        let mut known: HashMap<Progress, usize> = HashMap::from([(start.clone(), 0)]);
         let mut states: Vec<State> = Vec::new();
-        let mut waiting = vec![(start.clone(), String::new())];
-        builder.known.insert(start, 0);
-        let mut at = 0;
-        while let Some((progress, prefix)) = waiting.get(at).cloned() {
-            at = at.saturating_add(1);
+        let mut waiting = vec![start];
+        while let Some(progress) = waiting.get(states.len()).cloned() {
             let mut state = State {
-                end: builder.set(progress.matched(patterns), || prefix.clone()),
-                empty: builder.set(progress.after(Symbol::Empty, patterns).matched(patterns), || format!("{prefix}/")),
+                end: set(progress.matched(patterns)),
+                empty: set(progress.after(Symbol::Empty, patterns).matched(patterns)),
                 other: 0,
                 named: BTreeMap::new(),
             };
-            let names = progress.names(patterns);
-            for symbol in names.into_iter().map(Symbol::Named).chain([Symbol::Other]) {
-                let text = if let Symbol::Named(name) = symbol { name } else { &other };
+            for symbol in progress.names(patterns).into_iter().map(Symbol::Named).chain([Symbol::Other]) {
                 let next = progress.after(symbol, patterns);
-                let number = builder.known.get(&next).copied().unwrap_or(waiting.len());
+                let number = known.get(&next).copied().unwrap_or(waiting.len());
                 if number == waiting.len() {
                     if number >= MAX_STATES {
                         return Err(TooManyStates);
                     }
-                    builder.known.insert(next.clone(), number);
-                    waiting.push((next, format!("{prefix}/{text}")));
+                    known.insert(next.clone(), number);
+                    waiting.push(next);
                 }
                 match symbol {
                     Symbol::Named(name) => drop(state.named.insert(name.to_owned(), number)),
@@ -131,7 +137,11 @@ impl PathSpace {
             }
             states.push(state);
         }
-        Ok(Self { states, witnesses: builder.witnesses })
+        if sets.len() > MAX_SETS {
+            return Err(TooManyStates);
+        }
+        let witnesses = witnesses(&states, sets.len(), &unnamed(patterns));
+        Ok(Self { states, witnesses })
     }
 
     /// Returns one path for each set of patterns that a path can match.
@@ -160,27 +170,38 @@ fn unnamed(patterns: &[&PathPattern]) -> String {
     candidates.into_iter().find(|text| !is_named(text)).unwrap_or_default()
 }
 
-struct Builder<'p> {
-    patterns: &'p [&'p PathPattern],
-    sets: HashMap<BTreeSet<usize>, Matched>,
-    known: HashMap<Progress, usize>,
-    witnesses: Vec<String>,
-}
-
-impl Builder<'_> {
-    fn set(&mut self, matched: BTreeSet<usize>, witness: impl FnOnce() -> String) -> Matched {
-        debug_assert!(matched.len() <= self.patterns.len());
-        let path = witness();
-        // The first state is no end of a path.
-        if path.is_empty() {
-            return 0;
-        }
-        let witnesses = &mut self.witnesses;
-        *self.sets.entry(matched).or_insert_with(|| {
-            witnesses.push(path);
-            witnesses.len().saturating_sub(1)
-        })
+/// Returns a path for each set of patterns. Paths with `;` are refused where an integration has conditions for paths, so one without it
+/// is preferred.
+fn witnesses(states: &[State], sets: usize, other: &str) -> Vec<String> {
+    let mut found: Vec<Option<String>> = vec![None; sets];
+    let mut prefixes: Vec<Option<String>> = vec![None; states.len()];
+    if let Some(first) = prefixes.first_mut() {
+        *first = Some(String::new());
     }
+    for with_parameters in [false, true] {
+        let mut waiting: VecDeque<usize> =
+            (0..states.len()).filter(|at| prefixes.get(*at).is_some_and(Option::is_some)).collect();
+        while let Some(at) = waiting.pop_front() {
+            let (Some(state), Some(Some(prefix))) = (states.get(at), prefixes.get(at).cloned()) else { continue };
+            let named = state.named.iter().filter(|(name, _)| with_parameters || !name.contains(';'));
+            let named = named.map(|(name, next)| (name.as_str(), *next));
+            for (text, next) in [(other, state.other)].into_iter().chain(named) {
+                if let Some(unknown @ None) = prefixes.get_mut(next) {
+                    *unknown = Some(format!("{prefix}/{text}"));
+                    waiting.push_back(next);
+                }
+            }
+            let is_path = !prefix.is_empty();
+            let ends = [(state.end, prefix.clone(), is_path), (state.empty, format!("{prefix}/"), true)];
+            for (set, path, _) in ends.into_iter().filter(|(.., is_path)| *is_path) {
+                if let Some(unknown @ None) = found.get_mut(set) {
+                    *unknown = Some(path);
+                }
+            }
+        }
+    }
+    // The set of the first state alone, where no path ends, has none.
+    found.into_iter().map(Option::unwrap_or_default).collect()
 }
 
 /// A part of the minimal automaton.

@@ -21,20 +21,22 @@ pub enum Way {
     Tool(usize),
     /// A tunnel that is not inspected.
     Tunnel,
+    /// A probe: the name is resolved, and the certificate is fetched. It sends no request.
+    Probe,
 }
 
 impl Way {
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        [Self::Raw].into_iter().chain((0..Tool::ALL.len()).map(Self::Tool)).chain([Self::Tunnel])
+        [Self::Raw].into_iter().chain((0..Tool::ALL.len()).map(Self::Tool)).chain([Self::Tunnel, Self::Probe])
     }
 
-    /// Returns the kind of request. `None` for a tunnel.
+    /// Returns the kind of request. `None` for a tunnel and a probe.
     #[must_use]
     pub fn kind(self) -> Option<Kind> {
         match self {
             Self::Raw => Some(Kind::Raw),
             Self::Tool(at) => Tool::ALL.get(at).copied().map(Kind::Tool),
-            Self::Tunnel => None,
+            Self::Tunnel | Self::Probe => None,
         }
     }
 }
@@ -44,6 +46,7 @@ impl std::fmt::Display for Way {
         match (self, self.kind()) {
             (_, Some(Kind::Tool(tool))) => f.write_str(tool.as_str()),
             (Self::Tunnel, _) => f.write_str("tunnels without inspection"),
+            (Self::Probe, _) => f.write_str("probes"),
             _ => f.write_str("raw requests"),
         }
     }
@@ -93,15 +96,24 @@ impl Permission {
         let credentials = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
         let credentials =
             credentials.filter(|credential| required.is_empty() || required.contains(credential.name().as_str()));
-        let credentials = credentials.filter_map(|credential| {
-            let how = can_send(credential.auth(), credential.is_always_injected())?;
-            Some(format!("{} as {}, {how}", credential.name(), credential.auth()))
+        let credentials = credentials.flat_map(|credential| {
+            let name = credential.name();
+            let how = can_send(credential.auth(), credential.is_always_injected());
+            let whole = how.map(|how| format!("{name} as {}, {how}", credential.auth()));
+            // `swap_in`, and the placeholder that is a text of the operator.
+            let by_text = kind.is_some_and(Kind::takes_placeholders);
+            let own = credential.auth().place();
+            let places = credential.places().filter(|place| by_text && Some(place) != own.as_ref());
+            let places: Vec<_> = places.map(|place| format!("{name} within {place}")).collect();
+            let text =
+                credential.placeholder().filter(|_| by_text).map(|_| format!("{name} by a placeholder of its own"));
+            whole.into_iter().chain(places).chain(text).collect::<Vec<_>>()
         });
         Self {
             approval: kind.and_then(|kind| allowed.approval(method, kind)),
             credentials: credentials.collect(),
             required,
-            hides_name: kind.is_none() && allowed.ech() == Ech::Allow,
+            hides_name: way == Way::Tunnel && allowed.ech() == Ech::Allow,
             networks: policy.networks(allowed).collect(),
         }
     }
@@ -116,9 +128,10 @@ pub(super) fn request(
     (path, is_ambiguous): (&str, bool),
 ) -> Option<Permission> {
     let Some(kind) = way.kind() else {
-        let allowed = task.destination(target, AccessKind::Connect).ok()?;
-        let is_opaque = allowed.mode() == Mode::Opaque;
-        return is_opaque.then(|| Permission::of(policy, task, (way, method), target, &allowed));
+        let access = if way == Way::Probe { AccessKind::Probe } else { AccessKind::Connect };
+        let allowed = task.destination(target, access).ok()?;
+        let is_possible = way == Way::Probe || allowed.mode() == Mode::Opaque;
+        return is_possible.then(|| Permission::of(policy, task, (way, method), target, &allowed));
     };
     let to = task.destination(target, AccessKind::Request(kind)).ok()?;
     if kind.tool().is_some_and(|tool| !tool.admits_method(method)) || (is_ambiguous && to.refuses_ambiguous_paths()) {
@@ -186,6 +199,12 @@ fn compare(old: &Permission, new: &Permission, changes: &mut Changes) {
     if !removed.is_empty() {
         closes.push(format!("not at {}", listed(removed.iter())));
     }
+}
+
+/// Returns the networks that are not within others together.
+pub(super) fn not_within(these: &BTreeSet<IpNet>, others: &BTreeSet<IpNet>) -> Vec<IpNet> {
+    let whole = IpNet::aggregate(&others.iter().copied().collect());
+    these.iter().filter(|net| !whole.iter().any(|other| other.contains(*net))).copied().collect()
 }
 
 /// Returns the networks that are not within others together. An address of a metadata service is only within an entry for

@@ -12,20 +12,22 @@ use sha2::{Digest, Sha256};
 
 use super::digest;
 use crate::audit::record::Record;
+use crate::model::name::ExecutionId;
+use crate::model::tool::{Kind, Tool};
 use crate::stages::authorize::Grant;
 
 /// The most requests whose facts are kept.
-const MAX_KEPT: usize = 256;
-/// The most fields that are kept of a request.
-const MAX_FIELDS: usize = 64;
-/// The most characters of a field, and of the query.
-const MAX_FIELD: usize = 1_000;
+const MAX_KEPT: usize = 512;
+/// The most characters of the query, the fields and the trailers together.
+const MAX_HEAD: usize = 32_000;
 /// The most characters of a body.
 const MAX_BODY: usize = 8_000;
 /// A character has at most so many bytes.
 const MAX_CHARACTER: usize = 4;
-/// The bytes behind the longest text that are searched too: a value may begin in the text and end behind it.
-const MARGIN: usize = 4_096;
+/// The bytes behind the longest text that are searched too: a value may begin in the text and end behind it, and be escaped.
+const MARGIN: usize = 64 * 1024;
+/// The bytes of a body that are hashed before the task yields.
+const PORTION: usize = 512 * 1024;
 
 /// The parts of a request that an approval is bound to, beside its execution, tool, method and URL. Texts have no values of
 /// credentials in them.
@@ -33,14 +35,14 @@ const MARGIN: usize = 4_096;
 pub struct BoundFacts {
     /// The digest of all parts, in hex.
     digest: String,
-    /// The query, as it is sent.
+    /// Whether all texts are whole, the URL included.
+    is_complete: bool,
+    /// The query, as it is sent. For a webhook, its hash: the log has no more of the URL either.
     query: Option<String>,
     /// The credential that the proxy adds, and where.
     credential: Option<BoundCredential>,
     /// The header fields that are sent, without those of the credential.
     fields: Vec<[String; 2]>,
-    /// Whether there are more fields than are kept.
-    more_fields: bool,
     body: BoundBody,
     /// The trailer fields.
     trailers: Vec<[String; 2]>,
@@ -69,54 +71,99 @@ pub struct FactStore(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     facts: HashMap<String, BoundFacts>,
-    order: VecDeque<String>,
+    /// The approvals with their executions, oldest first.
+    order: VecDeque<(String, ExecutionId)>,
 }
 
 impl FactStore {
-    /// Returns the facts of an approval. They are not known after a restart, and by no other proxy of the same ledger.
+    /// Returns the facts of an approval. They are not known after a restart, by another proxy of the same ledger, and of the oldest
+    /// approvals of executions that ask for many.
     #[must_use]
     pub fn of(&self, approval: &str) -> Option<BoundFacts> {
         self.0.lock().facts.get(approval).cloned()
     }
 
-    /// Keeps the facts of an approval, unless they are known: a client repeats its request.
-    pub(super) fn keep(&self, approval: &str, facts: impl FnOnce() -> BoundFacts) {
-        if self.0.lock().facts.contains_key(approval) {
-            return;
-        }
-        let facts = facts();
-        let mut kept = self.0.lock();
+    /// Returns true if the facts of an approval are known: a client repeats its request.
+    pub(super) fn has(&self, approval: &str) -> bool {
+        self.0.lock().facts.contains_key(approval)
+    }
+
+    /// Keeps the facts of an approval. If there are too many, the execution with most of them loses its oldest.
+    pub(super) fn keep(&self, approval: &str, execution: &ExecutionId, facts: BoundFacts) {
+        let kept = &mut *self.0.lock();
         if kept.facts.insert(approval.to_owned(), facts).is_none() {
-            kept.order.push_back(approval.to_owned());
+            kept.order.push_back((approval.to_owned(), execution.clone()));
         }
-        if kept.order.len() > MAX_KEPT
-            && let Some(oldest) = kept.order.pop_front()
-        {
-            kept.facts.remove(&oldest);
+        if kept.order.len() > MAX_KEPT {
+            let mut counts: HashMap<&ExecutionId, usize> = HashMap::new();
+            kept.order.iter().for_each(|(_, execution)| {
+                let count = counts.entry(execution).or_default();
+                *count = count.saturating_add(1);
+            });
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(execution, _)| execution.clone());
+            let oldest = kept.order.iter().position(|(_, execution)| Some(execution) == most.as_ref());
+            if let Some((id, _)) = oldest.and_then(|at| kept.order.remove(at)) {
+                kept.facts.remove(&id);
+            }
         }
     }
 }
 
+/// Texts of a request, without values of credentials, up to a number of characters together.
+struct Texts<'r> {
+    record: &'r Record,
+    left: usize,
+    is_complete: bool,
+}
+
+impl Texts<'_> {
+    fn of(&mut self, text: &str) -> String {
+        let redacted = self.record.redact(text);
+        let shown: String = redacted.chars().take(self.left).collect();
+        self.left = self.left.saturating_sub(shown.chars().count());
+        self.is_complete &= shown.len() == redacted.len();
+        shown
+    }
+
+    fn fields(&mut self, headers: &HeaderMap) -> Vec<[String; 2]> {
+        let mut fields = Vec::new();
+        for (name, value) in headers {
+            if self.left == 0 {
+                self.is_complete = false;
+                break;
+            }
+            fields.push([self.of(name.as_str()), self.of(&String::from_utf8_lossy(value.as_bytes()))]);
+        }
+        fields
+    }
+}
+
 impl BoundFacts {
-    pub(super) fn of(
+    pub(super) async fn of(
         grant: &Grant,
         parts: &Parts,
         (data, trailers): (&Bytes, Option<&HeaderMap>),
         hash: [u8; 32],
-        record: &Record,
+        (record, is_url_whole): (&Record, bool),
     ) -> Self {
-        let shown = |text: &str, most: usize| -> String { record.redact(text).chars().take(most).collect() };
-        let fields = |headers: &HeaderMap| -> Vec<[String; 2]> {
-            let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
-                [shown(name.as_str(), MAX_FIELD), shown(&String::from_utf8_lossy(value.as_bytes()), MAX_FIELD)]
-            };
-            headers.iter().take(MAX_FIELDS).map(field).collect()
-        };
-        let sent = digest::end_to_end_fields(grant, parts);
+        let mut sha256 = Sha256::new();
+        for portion in data.chunks(PORTION) {
+            sha256.update(portion);
+            tokio::task::yield_now().await;
+        }
+        let sha256 = hex(&sha256.finalize());
         let credential = grant.selected_credential().map(|chosen| BoundCredential {
             name: chosen.credential.name().to_string(),
             places: chosen.placements().iter().map(ToString::to_string).collect(),
         });
+        let mut texts = Texts { record, left: MAX_HEAD, is_complete: is_url_whole };
+        let is_webhook = grant.kind() == Kind::Tool(Tool::Webhook);
+        let query = digest::sent_query(grant).map(|query| match is_webhook {
+            true => format!("sha256:{}", hex(&Sha256::digest(query))),
+            false => texts.of(&query),
+        });
+        let fields = texts.fields(&digest::end_to_end_fields(grant, parts));
+        let trailers = trailers.map(|trailers| texts.fields(trailers)).unwrap_or_default();
         // Cut by bytes first: a body may have megabytes.
         let beginning = data.get(..data.len().min(MAX_BODY.saturating_mul(MAX_CHARACTER).saturating_add(MARGIN)));
         let beginning = beginning.unwrap_or_default();
@@ -134,19 +181,15 @@ impl BoundFacts {
             Err(_) => None,
         };
         let is_whole = text.is_some_and(|text| text.len() == data.len() && text.chars().count() <= MAX_BODY);
+        let shown = |text: &str| -> String { record.redact(text).chars().take(MAX_BODY).collect() };
         Self {
             digest: hex(&hash),
-            query: digest::sent_query(grant).map(|query| shown(&query, MAX_FIELD)),
+            is_complete: texts.is_complete && (is_whole || data.is_empty()),
+            query,
             credential,
-            fields: fields(&sent),
-            more_fields: sent.len() > MAX_FIELDS,
-            body: BoundBody {
-                bytes: data.len(),
-                sha256: hex(&Sha256::digest(data)),
-                text: text.map(|text| shown(text, MAX_BODY)),
-                is_whole,
-            },
-            trailers: trailers.map(fields).unwrap_or_default(),
+            fields,
+            body: BoundBody { bytes: data.len(), sha256, text: text.map(shown), is_whole },
+            trailers,
         }
     }
 }

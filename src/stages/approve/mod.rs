@@ -16,7 +16,7 @@ use http_body::Body;
 use tokio::time::timeout_at;
 
 pub use self::facts::{BoundFacts, FactStore};
-pub use self::notices::Notices;
+pub use self::notices::{NoticeReceiver, Notices};
 use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
 use super::message::request_body::RequestBody;
@@ -115,7 +115,11 @@ async fn use_approval(
     let new = new_approval(&grant, digest, expires, record);
     let answer = ledger.ask(new.clone(), Millis::now()).await;
     if let Ok(ApprovalAnswer::Pending(id)) = &answer {
-        operator.facts.keep(id, || BoundFacts::of(&grant, &parts, content, digest, record));
+        if !operator.facts.has(id) {
+            let is_url_whole = record.has_whole_path();
+            let facts = BoundFacts::of(&grant, &parts, content, digest, (record, is_url_whole)).await;
+            operator.facts.keep(id, &new.execution, facts);
+        }
         // A client repeats its request, and the operator is told once.
         if *id == new.id {
             operator.notices.tell(new);

@@ -131,6 +131,7 @@ async fn an_operator_sees_what_a_decision_is_bound_to() {
     assert_eq!(bound["credential"], json!({ "name": "KEY", "places": ["header:authorization"] }), "{bound:#}");
     assert!(bound["fields"].as_array().unwrap().contains(&json!(["x-note", "for you"])), "{bound:#}");
     assert_eq!((&bound["body"]["text"], &bound["body"]["is_whole"]), (&json!("{\"to\": \"all\"}"), &json!(true)));
+    assert_eq!(bound["is_complete"], true, "{bound:#}");
     assert_eq!(bound["digest"].as_str().unwrap().len(), 64);
     assert!(!shown.to_string().contains(KEY) && !bound.to_string().contains("proxy-authorization"), "{bound:#}");
     // The list and the client's own answer do not have it.
@@ -143,6 +144,11 @@ async fn an_operator_sees_what_a_decision_is_bound_to() {
     let body = &shown["bound"]["body"];
     assert_eq!((&body["bytes"], &body["is_whole"]), (&json!(100_000), &json!(false)));
     assert_eq!(body["text"].as_str().unwrap().chars().count(), 8_000);
+    assert_eq!(shown["bound"]["is_complete"], false);
+    let long = "x".repeat(40_000);
+    let long = post(&lab, &[("x-long", &long), ("x-last", "hidden")], Vec::new()).await;
+    let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{long}"), "").await;
+    assert_eq!(shown["bound"]["is_complete"], false, "a field is cut");
     let binary = post(&lab, &[], vec![0xff; 100]).await;
     let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{binary}"), "").await;
     assert_eq!((&shown["bound"]["body"]["text"], &shown["bound"]["body"]["bytes"]), (&Value::Null, &json!(100)));

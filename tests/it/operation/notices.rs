@@ -143,9 +143,10 @@ async fn a_silent_hook_and_a_flood_change_nothing() {
     for n in 0..40 {
         served.get(&format!("{url}&n={n}")).await.assert_refused(403, "approval_pending");
     }
-    wait_until("the notices", || hook.seen().len() >= 30).await;
-    wait_until("it says so", || served.stderr().matches("there were too many in a minute").count() == 10).await;
-    assert_eq!(hook.seen().len(), 30);
+    wait_until("the notices of a task", || hook.seen().len() >= 20).await;
+    // The last requests have been answered, and their notices would follow at once.
+    tokio::task::yield_now().await;
+    assert_eq!(hook.seen().len(), 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -59,9 +59,9 @@ async function main() {
   await picture(page, 'page-refusal');
   await page.keyboard.press('Escape');
   await page.locator('#detail').waitFor({ state: 'hidden' });
-  await page.getByLabel('Filter').fill('no such host');
+  await page.getByLabel('Filter decisions').fill('no such host');
   await page.getByText('nothing that matches').waitFor();
-  await page.getByLabel('Filter').fill('');
+  await page.getByLabel('Filter decisions').fill('');
   await page.getByLabel('only refused').uncheck();
 
   // A decision by a click.
@@ -89,12 +89,13 @@ async function main() {
     json: {
       id: 'x', task: HOSTILE, execution: HOSTILE, tool: HOSTILE, method: HOSTILE, url: HOSTILE, expires_at: '2099-01-01T00:00:00Z',
       bound: {
-        digest: HOSTILE, query: HOSTILE, credential: { name: HOSTILE, places: [HOSTILE] }, fields: [[HOSTILE, HOSTILE]], more_fields: true,
+        digest: HOSTILE, query: HOSTILE, is_complete: false, credential: { name: HOSTILE, places: [HOSTILE] }, fields: [[HOSTILE, HOSTILE]],
         body: { bytes: 5, sha256: HOSTILE, text: HOSTILE, is_whole: false }, trailers: [[HOSTILE, HOSTILE]],
       },
     },
   }));
-  await page.getByText(/sampled: 9800 of the last second/).waitFor();
+  await page.mouse.move(1, 1);
+  await page.getByText(/sampled: 9800 since the last look/).waitFor();
   await page.locator('.approval').filter({ hasText: 'window.hacked' }).first().waitFor();
   const hostile = page.locator('#decisions button').filter({ hasText: 'onerror' }).first();
   await hostile.click();
@@ -103,13 +104,18 @@ async function main() {
   // No policy explains such a request (422), and the browser writes that to its console.
   await page.locator('#detail').waitFor({ state: 'hidden' });
   problems.splice(0, problems.length, ...problems.filter(problem => !problem.includes('422')));
+  // What is not shown whole is approved by two clicks.
+  await page.getByText('A part of the request is too long to be shown').waitFor();
+  await page.locator('.approval').filter({ hasText: 'window.hacked' }).getByRole('button', { name: /^Approve once/ }).click();
+  await page.getByText('Approve once, although not all of it is shown').waitFor();
+  await page.mouse.move(1, 1);
   // It answers within a moment, although lines keep arriving.
   const began = Date.now();
   for (let n = 0; n < 5; n += 1) {
-    await page.getByLabel('Filter').fill(`h${n}.test`);
+    await page.getByLabel('Filter decisions').fill(`h${n}.test`);
     await page.locator('#decisions tr').first().waitFor();
   }
-  await page.getByLabel('Filter').fill('');
+  await page.getByLabel('Filter decisions').fill('');
   assert(Date.now() - began < 10000, `${Date.now() - began} ms`);
   assert((await page.locator('#decisions tr').count()) <= 200);
   assert.strictEqual(await page.evaluate(() => window.hacked), undefined);

@@ -147,6 +147,8 @@ async fn methods_modes_tools_and_odd_paths_are_learned() {
         r#""host":"a.test","method":"GET","path":"/z","tool":"http_get""#,
         r#""host":"a.test","method":"GET","path":"/\u0007\"]\n[tasks.evil]\n#""#,
         r#""host":"[redacted]","method":"GET","path":"/""#,
+        r#""host":"a.test","method":"get","path":"/x""#,
+        r#""host":"asked.test","method":"GET","path":"/free""#,
         r#""host":"a.test","method":"GET","path":"/key/****","tool":"self""#,
     ] {
         log.push_str(&line(more));
@@ -164,6 +166,7 @@ async fn methods_modes_tools_and_odd_paths_are_learned() {
     let toml = text(&learned.stdout);
     let said = text(&learned.stderr);
     assert!(said.contains("2 lines do not say") && said.contains("1 lines are not lines"), "{said}");
+    assert!(said.contains("1 requests have a method that no configuration can list"), "{said}");
     let parsed: toml::Table = toml.parse().unwrap_or_else(|error| panic!("{error}: {toml}"));
     let rule =
         |name: &str, key: &str| parsed["integrations"][name].get(key).map(ToString::to_string).unwrap_or_default();
@@ -190,7 +193,12 @@ async fn methods_modes_tools_and_odd_paths_are_learned() {
         ("\"opaque\"".into(), String::new()),
         "{toml}"
     );
-    assert_eq!(rule("asked-test", "approval"), "\"required\"", "{toml}");
+    assert_eq!(
+        (rule("asked-test", "approval"), rule("asked-test-2", "approval")),
+        (String::new(), "\"required\"".into()),
+        "{toml}"
+    );
+    assert_eq!(toml.matches("# CAUTION: another integration").count(), 2, "{toml}");
     assert_eq!(rule("many-test", "paths"), "[\"/p/*/x\"]", "{toml}");
     let task = &parsed["tasks"]["t"];
     assert_eq!(task["tools"].to_string(), "[\"http_get\", \"webhook\"]");
@@ -211,12 +219,12 @@ async fn methods_modes_tools_and_odd_paths_are_learned() {
     let (before, rule) =
         text(&refused.stdout).split_once("[integrations.refused-test]").map(|(a, b)| (a.len(), b.to_owned())).unwrap();
     let rule = rule.split("\n\n").next().unwrap();
-    assert!(before > 0 && rule.contains("# Only a tunnel was asked for") && !rule.contains("methods ="), "{rule}");
+    assert!(before > 0 && rule.contains("THIS ALLOWS EVERY METHOD AND PATH") && !rule.contains("methods ="), "{rule}");
     let few = output(exeat(dir.path(), &["audit", "learn", "log", "--max-names", "100"])).await;
     assert_eq!(text(&few.stdout).matches("\"/p/").count(), 60);
     let replay = output(exeat(dir.path(), &["-c", "l.toml", "audit", "replay", "log"])).await;
     assert!(
-        text(&replay.stdout).starts_with("72 requests would be decided as they were\n"),
+        text(&replay.stdout).starts_with("of 74 requests, 1 would be decided otherwise\n"),
         "{}",
         text(&replay.stdout)
     );
