@@ -2,3 +2,4 @@
 
 mod interface;
 mod layering;
+mod operations_page;
