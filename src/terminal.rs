@@ -67,6 +67,37 @@ pub(crate) fn escaped(line: &str) -> String {
     line.chars().map(|c| if misleading(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }).collect()
 }
 
+/// The columns of a usual terminal.
+pub(crate) const COLUMNS: usize = 80;
+
+/// Puts a text behind the beginning of a line, or below it, indented by so many columns, if there is no room for it.
+pub(crate) fn beside_or_below(beginning: &str, text: &str, indent: usize) -> String {
+    let beginning = beginning.trim_end();
+    if text.is_empty() {
+        return beginning.to_owned();
+    }
+    if beginning.chars().count().saturating_add(text.chars().count()) < COLUMNS {
+        return format!("{beginning} {text}");
+    }
+    format!("{beginning}\n{}", indented(text, indent))
+}
+
+/// Breaks a text at blanks into lines for a usual terminal, indented by so many columns.
+pub(crate) fn indented(text: &str, indent: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        let room = COLUMNS.saturating_sub(indent);
+        match lines.last_mut() {
+            Some(line) if line.chars().count().saturating_add(word.chars().count()) < room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.iter().map(|line| format!("{:indent$}{line}", "")).collect::<Vec<_>>().join("\n")
+}
+
 /// Quotes a text as one word for a POSIX shell.
 pub(crate) fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', "'\\''"))
@@ -98,6 +129,10 @@ impl Paint {
     #[cfg(test)]
     pub(crate) const fn none() -> Self {
         Self(false)
+    }
+
+    pub(crate) fn quiet(&self, text: &str) -> String {
+        self.with("2", text)
     }
 
     pub(crate) fn good(&self, text: &str) -> String {

@@ -3,8 +3,32 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::tail::{LogFile, Stopped};
+use clap::Args;
+use time::OffsetDateTime;
+
+use super::tail::{self, LogFile, Stopped};
 use crate::audit::sink;
+
+/// The flags that select lines.
+#[derive(Args)]
+pub(super) struct LogSelection {
+    /// The files; by default the configured log with its rotated files
+    #[arg(value_name = "FILE")]
+    pub(super) files: Vec<PathBuf>,
+    /// Only this task
+    #[arg(long, value_name = "TASK")]
+    pub(super) task: Option<String>,
+    /// Only lines since then: "90s", "15m", "24h", "7d", or a time such as 2026-11-21T10:00:00Z
+    #[arg(long, value_name = "WHEN", value_parser = tail::since)]
+    pub(super) since: Option<OffsetDateTime>,
+}
+
+impl LogSelection {
+    /// Returns whether a line of this task and time is selected.
+    pub(super) fn has(&self, task: Option<&str>, at: OffsetDateTime) -> bool {
+        self.task.as_deref().is_none_or(|wanted| task == Some(wanted)) && self.since.is_none_or(|since| at >= since)
+    }
+}
 
 /// The files that were given, or the configured log with its rotated files.
 pub(super) struct LogFiles {

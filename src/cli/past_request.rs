@@ -74,20 +74,6 @@ pub(super) struct Whose {
     pub(super) task: Option<String>,
 }
 
-impl Whose {
-    /// Returns whether the line is one of a task, if one is selected, and not from before a time.
-    pub(super) fn is_wanted(&self, task: Option<&str>, since: Option<OffsetDateTime>) -> bool {
-        task.is_none_or(|task| self.task.as_deref() == Some(task)) && since.is_none_or(|since| self.at >= since)
-    }
-}
-
-impl PastRequest {
-    /// Returns whether the request is one of a task, if one is selected, and not from before a time.
-    pub(super) fn is_wanted(&self, task: Option<&str>, since: Option<OffsetDateTime>) -> bool {
-        task.is_none_or(|task| self.task.as_str() == task) && since.is_none_or(|since| self.at >= since)
-    }
-}
-
 /// The length of a path from which it may have been cut, in characters.
 const CUT_LENGTH: usize = 2048;
 

@@ -1,17 +1,17 @@
 //! `exeat audit replay`: the requests of an audit log that a new configuration would decide otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::log_files::LogFiles;
+use super::Exit;
+use super::log_files::{LogFiles, LogSelection};
 use super::past_request::{self, LoggedPath, Outcome, Parsed, PastRequest};
 use super::path_groups;
 use super::terminal::{clean, escaped, print, say, table};
-use super::{Exit, tail};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::{Kind, Tool};
 use crate::policy::path;
@@ -26,15 +26,8 @@ const MAX_PRINTED: usize = 200;
 /// Flags of `exeat audit replay`.
 #[derive(Args)]
 pub(super) struct ReplayArgs {
-    /// The files; by default the log of the configuration with its rotated files
-    #[arg(value_name = "FILE")]
-    files: Vec<PathBuf>,
-    /// Only this task
-    #[arg(long, value_name = "TASK")]
-    task: Option<String>,
-    /// Only lines since then: "90s", "15m", "24h", "7d", or a time such as 2026-11-21T10:00:00Z
-    #[arg(long, value_name = "WHEN", value_parser = tail::since)]
-    since: Option<OffsetDateTime>,
+    #[command(flatten)]
+    log: LogSelection,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -109,7 +102,8 @@ struct Decision {
 
 pub(super) fn run(policy: &Policy, path: Option<&Path>, args: &ReplayArgs) -> Exit {
     let mut replay = Replay::default();
-    let read = LogFiles::find(path, &args.files).and_then(|files| files.read(|line| replay.add(policy, line, args)));
+    let read =
+        LogFiles::find(path, &args.log.files).and_then(|files| files.read(|line| replay.add(policy, line, args)));
     if let Err(why) = read {
         say(format_args!("exeat: {why}"));
         return Exit::Failed;
@@ -131,12 +125,12 @@ impl Replay {
         let request = match past_request::parse(written) {
             Parsed::Request(request) => *request,
             Parsed::Counted { count, of } => {
-                let is_wanted = of.is_wanted(args.task.as_deref(), args.since);
+                let is_wanted = args.log.has(of.task.as_deref(), of.at);
                 self.not_judged = self.not_judged.saturating_add(if is_wanted { count } else { 0 });
                 return;
             }
             Parsed::Incomplete(of) => {
-                let is_wanted = of.is_wanted(args.task.as_deref(), args.since);
+                let is_wanted = args.log.has(of.task.as_deref(), of.at);
                 self.not_judged = self.not_judged.saturating_add(u64::from(is_wanted));
                 return;
             }
@@ -146,7 +140,7 @@ impl Replay {
                 return;
             }
         };
-        if !request.is_wanted(args.task.as_deref(), args.since) {
+        if !args.log.has(Some(request.task.as_str()), request.at) {
             return;
         }
         if self.tasks.len() < MAX_ROWS {

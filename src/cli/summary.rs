@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::advice::{self, allow_flag};
-use super::terminal::clean;
+use super::terminal::{beside_or_below, clean, indented};
 use crate::audit::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use crate::model::host::Host;
 use crate::policy::pattern::HostPattern;
 
 /// The number of refusals of a host from which a client is assumed to repeat its requests.
 const MANY_REFUSALS: usize = 3;
+/// The columns before the host of a row.
+const INDENT: usize = 9;
 
 /// The flags of the command line that the summary depends on.
 pub(super) struct Flags<'a> {
@@ -37,9 +39,9 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     out.extend(used.iter().map(|((name, host), count)| format!("  {count:>4} × {name} sent to {}", clean(host))));
     out.extend(refused.iter().map(|(refusal, count)| {
         let Refusal { place, code, advice } = refusal;
-        format!("  {count:>4} × {place:<32} {code:<20} {advice}").trim_end().to_owned()
+        beside_or_below(&format!("  {count:>4} × {place:<32} {code:<20}"), advice, INDENT)
     }));
-    out.extend(misplaced(&lines).into_iter().chain(leaks(&lines)).map(|advice| format!("  {advice}")));
+    out.extend(misplaced(&lines).into_iter().chain(leaks(&lines)).map(|advice| indented(&advice, 2)));
     out.extend(aborted_handshakes(&lines));
     let is_sent = |key: &&String| used.keys().any(|(name, _)| name == *key);
     let is_empty = passed == 0 && count == 0 && quiet.is_empty() && !lines.iter().any(is_client_tls_abort);
@@ -142,7 +144,8 @@ fn aborted_handshakes(lines: &[Line]) -> impl Iterator<Item = String> {
         *count = count.saturating_add(1);
     }
     let told = |(place, count): (String, usize)| {
-        format!("  {count:>4} × {place:<32} TLS aborted by the command: does it trust $SSL_CERT_FILE?")
+        let why = "TLS aborted by the command: does it trust $SSL_CERT_FILE?";
+        beside_or_below(&format!("  {count:>4} × {place:<32}"), why, INDENT)
     };
     aborted.into_iter().map(told)
 }
@@ -170,7 +173,11 @@ fn needed_flags(lines: &[Line]) -> impl Iterator<Item = String> {
     };
     let flags: BTreeSet<String> = lines.iter().filter_map(observed).collect();
     let all = flags.into_iter().collect::<Vec<_>>().join(" ");
-    (!all.is_empty()).then(|| format!("exeat: without --learn, the command would need: {all}")).into_iter()
+    let told = [
+        format!("exeat: without --learn, the command would need: {all}"),
+        "exeat: for methods and paths too, add --audit-log FILE, then run exeat audit learn FILE".to_owned(),
+    ];
+    told.into_iter().filter(move |_| !all.is_empty())
 }
 
 /// Returns the host and port of a request, as far as they are known.

@@ -23,7 +23,7 @@ use tokio_rustls::TlsConnector;
 use self::dns::ScriptedDns;
 use self::scenes::{Action, Ports, Scene};
 use super::Exit;
-use super::terminal::{self, Paint, print, say};
+use super::terminal::{self, Paint, indented, print, say};
 use crate::audit::line::{Event, Line};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
@@ -71,7 +71,7 @@ fn failed(why: &dyn std::fmt::Display) -> Exit {
 /// expected.
 async fn play_all(demo: Demo) -> io::Result<bool> {
     let paint = Paint::stdout();
-    print(format_args!("{:<56} {:<22} {}\n", "REQUEST OF THE SANDBOX", "VERDICT", "WHY"));
+    print(format_args!("{:<56} VERDICT\n", "REQUEST OF THE SANDBOX"));
     let mut seen = 0;
     let mut as_expected = true;
     for scene in &demo.scenes {
@@ -80,29 +80,29 @@ async fn play_all(demo: Demo) -> io::Result<bool> {
         let line = next_verdict(&demo.log, &mut seen).await?;
         let code = line.code.as_deref().unwrap_or("allowed");
         as_expected &= code == scene.expected;
-        let shown = format!("{code:<22}");
-        let shown = if code == "allowed" { paint.good(&shown) } else { paint.bad(&shown) };
-        print(format_args!("{:<56} {shown} {}\n", scene.title, explanation(&line)));
+        let shown = if code == "allowed" { paint.good(code) } else { paint.bad(code) };
+        print(format_args!("{:<56} {shown}\n", scene.title));
+        let why = explanation(&line);
+        if !why.is_empty() {
+            print(format_args!("{}\n", paint.quiet(&indented(&why, 4))));
+        }
     }
     demo.daemon.shutdown().await;
-    print(format_args!(
-        "\nEach line is in a chained audit log. `exeat audit verify` detects changes and truncation.\n"
-    ));
+    let end = "Each request has a line in a chained audit log. `exeat audit verify` detects changes and truncation.";
+    print(format_args!("\n{}\n", indented(end, 0)));
     Ok(as_expected)
 }
 
+/// Returns what the code does not say: the address, the rule, and the credential.
 fn explanation(line: &Line) -> String {
     let addr = line.addr.as_deref().unwrap_or_default();
-    let status = line.response_status.map(|status| format!("{status} from {addr}"));
+    let status = line.response_status.map(|status| format!("{status} from {addr}")).unwrap_or_default();
     let rule = line.rule.as_deref().unwrap_or_default();
-    let stage = line.stage.as_deref().map(|stage| format!("stage {stage}")).unwrap_or_default();
+    // Without the name of an integration: the code says more.
+    let rule = if line.code.is_some() && !rule.contains(' ') { "" } else { rule };
     let key = line.credential_used.as_deref().map(|name| format!("{name} injected")).unwrap_or_default();
     let echoes = line.redacted.map(|n| format!("{n} echo redacted")).unwrap_or_default();
-    [status.unwrap_or(stage), rule.to_owned(), key, echoes]
-        .into_iter()
-        .filter(|s| !s.is_empty())
-        .collect::<Vec<_>>()
-        .join("; ")
+    [status, rule.to_owned(), key, echoes].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 /// Waits for the next line that ends an exchange.

@@ -6,17 +6,17 @@ mod toml_text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use http::Method;
 use time::OffsetDateTime;
 
-use super::log_files::LogFiles;
+use super::Exit;
+use super::log_files::{LogFiles, LogSelection};
 use super::past_request::{self, LoggedPath, Outcome, Parsed, PastRequest};
 use super::path_groups::{self, Pattern};
 use super::terminal::{print, say};
-use super::{Exit, tail};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Kind;
@@ -39,15 +39,8 @@ const MAX_NAMES: usize = 1_000;
 /// Flags of `exeat audit learn`.
 #[derive(Args)]
 pub(super) struct LearnArgs {
-    /// The files; by default the configured log with its rotated files
-    #[arg(value_name = "FILE")]
-    files: Vec<PathBuf>,
-    /// Only this task
-    #[arg(long, value_name = "TASK")]
-    task: Option<String>,
-    /// Only lines since then: "90s", "15m", "24h", "7d", or a time such as 2026-11-21T10:00:00Z
-    #[arg(long, value_name = "WHEN", value_parser = tail::since)]
-    since: Option<OffsetDateTime>,
+    #[command(flatten)]
+    log: LogSelection,
     /// Also allow the requests that were refused for their host, scheme, port, method or path
     #[arg(long)]
     refused: bool,
@@ -59,7 +52,7 @@ pub(super) struct LearnArgs {
 impl LearnArgs {
     /// Returns whether the configuration says which file is meant.
     pub(super) fn needs_configuration(&self) -> bool {
-        self.files.is_empty()
+        self.log.files.is_empty()
     }
 }
 
@@ -150,7 +143,7 @@ struct MethodRequests {
 
 pub(super) fn run(path: Option<&Path>, args: &LearnArgs) -> Exit {
     let mut learned = Learned::default();
-    let read = LogFiles::find(path, &args.files).and_then(|files| files.read(|line| learned.add(line, args)));
+    let read = LogFiles::find(path, &args.log.files).and_then(|files| files.read(|line| learned.add(line, args)));
     if let Err(why) = read {
         say(format_args!("exeat: {why}"));
         return Exit::Failed;
@@ -171,18 +164,18 @@ impl Learned {
         let request = match past_request::parse(written) {
             Parsed::Request(request) => *request,
             Parsed::Counted { count, of } => {
-                let is_wanted = of.is_wanted(args.task.as_deref(), args.since);
+                let is_wanted = args.log.has(of.task.as_deref(), of.at);
                 self.refused = self.refused.saturating_add(if is_wanted { count } else { 0 });
                 return;
             }
-            Parsed::Incomplete(of) if of.is_wanted(args.task.as_deref(), args.since) => {
+            Parsed::Incomplete(of) if args.log.has(of.task.as_deref(), of.at) => {
                 return increment(&mut self.incomplete);
             }
             Parsed::Incomplete(_) => return,
             Parsed::Other => return,
             Parsed::Unreadable => return increment(&mut self.unreadable),
         };
-        if !request.is_wanted(args.task.as_deref(), args.since) {
+        if !args.log.has(Some(request.task.as_str()), request.at) {
             return;
         }
         let is_learned = match request.outcome {

@@ -26,6 +26,11 @@ pub async fn output(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
 }
 
+/// Returns a text without its line breaks: messages are broken at the width of a terminal.
+pub fn unbroken(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -14,6 +14,7 @@ mod openapi;
 pub mod operator;
 pub mod packaging;
 mod page;
+mod readme;
 pub mod reload;
 mod restore;
 mod rotation;
