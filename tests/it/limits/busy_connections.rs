@@ -99,7 +99,13 @@ async fn busy_connections_of_one_execution_delay_their_own_and_not_others() {
     let other = format!("Basic {}", STANDARD.encode("other:another-token-of-more-than-24-bytes"));
     let (own, other) = (request(&auth()), request(&other));
     start_busy_connections(lab.proxy, &own).await;
-    let own = on_own_thread(mean_time(lab.proxy, own)).await;
-    let other = on_own_thread(mean_time(lab.proxy, other)).await;
-    assert!(other < own / 2, "{other:?} beside {own:?}");
+    let mut times = Vec::new();
+    // Other tests run beside this one, so the shortest times count.
+    for _ in 0..3 {
+        let own = on_own_thread(mean_time(lab.proxy, own.clone())).await;
+        times.push((own, on_own_thread(mean_time(lab.proxy, other.clone())).await));
+    }
+    let own = times.iter().map(|(own, _)| *own).min().unwrap();
+    let other = times.iter().map(|(_, other)| *other).min().unwrap();
+    assert!(other < own / 2, "{times:?}");
 }
