@@ -62,7 +62,7 @@ async fn show(services: &Services, id: &str) -> Result<Reply, Reply> {
     let known = services.ledger.approval(id, now).await.map_err(ledger_error)?.ok_or_else(unknown)?;
     let mut document = documents::approval(&known, now);
     if let Some(fields) = document.as_object_mut() {
-        fields.insert("bound".to_owned(), json!(services.operator.facts.of(id)));
+        fields.insert("bound".to_owned(), json!(services.pending_approvals.facts.of(id)));
     }
     Ok((StatusCode::OK, document))
 }

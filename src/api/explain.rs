@@ -68,11 +68,7 @@ fn judge(task: &Task, asked: Asked<'_>) -> Result<String, (Deny, Option<Remedy>)
     if *method == Method::CONNECT {
         return task.destination(target, AccessKind::Connect).map(|to| to.rule()).map_err(explained);
     }
-    let to = task.destination(target, AccessKind::Request(kind)).map_err(explained)?;
-    if kind.tool().is_some_and(|tool| !tool.admits_method(method)) {
-        return Err(explained(Deny::MethodNotAllowed));
-    }
-    task.request(target, &to, method, path).map(|matched| matched.allowed.rule()).map_err(explained)
+    task.judge(target, kind, method, path).map(|matched| matched.allowed.rule()).map_err(explained)
 }
 
 /// Returns the names of the integrations, also of those that no task has, so that a new one gets another name.

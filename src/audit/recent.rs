@@ -63,9 +63,8 @@ impl RecentLines {
 
     fn offer_at(&self, line: &Line, now: Instant) {
         let state = &mut *self.state.lock();
-        if state.watched_until.is_none_or(|until| until < now) {
-            *state = State { next: state.next, skipped: state.skipped, ..State::default() };
-            return self.is_watched.store(false, Ordering::Relaxed);
+        if self.has_ended(state, now) {
+            return;
         }
         let period = state.period.take().filter(|period| now.saturating_duration_since(period.began) < PERIOD);
         let mut period = period.unwrap_or(Period { began: now, kept: [0, 0] });
@@ -87,9 +86,21 @@ impl RecentLines {
     /// Counts a request that the log only counts, if somebody watches.
     pub(super) fn skip(&self) {
         if self.is_watched.load(Ordering::Relaxed) {
-            let mut state = self.state.lock();
-            state.skipped = state.skipped.saturating_add(1);
+            let state = &mut *self.state.lock();
+            if !self.has_ended(state, Instant::now()) {
+                state.skipped = state.skipped.saturating_add(1);
+            }
         }
+    }
+
+    /// Returns whether nobody watches any more, and drops the lines then.
+    fn has_ended(&self, state: &mut State, now: Instant) -> bool {
+        let has_ended = state.watched_until.is_none_or(|until| until < now);
+        if has_ended {
+            *state = State { next: state.next, skipped: state.skipped, ..State::default() };
+            self.is_watched.store(false, Ordering::Relaxed);
+        }
+        has_ended
     }
 
     /// Returns the lines from a number on, as far as they are kept, and keeps further ones for a while.

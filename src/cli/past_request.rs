@@ -58,10 +58,10 @@ pub(super) enum Parsed {
     /// A number of requests that have no lines of their own.
     Counted {
         count: u64,
-        of: Whose,
+        of: LineOrigin,
     },
     /// A line about a request of which the log does not say enough.
-    Incomplete(Whose),
+    Incomplete(LineOrigin),
     /// A line that is not about a request, or that belongs to an earlier one.
     Other,
     /// Not a line of an audit log.
@@ -69,7 +69,7 @@ pub(super) enum Parsed {
 }
 
 /// The time of a line and its task.
-pub(super) struct Whose {
+pub(super) struct LineOrigin {
     pub(super) at: OffsetDateTime,
     pub(super) task: Option<String>,
 }
@@ -107,9 +107,9 @@ pub(super) fn parse(written: &str) -> Parsed {
         return Parsed::Other;
     }
     if let Some(count) = line.count {
-        return Parsed::Counted { count, of: Whose { at, task: line.task } };
+        return Parsed::Counted { count, of: LineOrigin { at, task: line.task } };
     }
-    let of = Whose { at, task: line.task.clone() };
+    let of = LineOrigin { at, task: line.task.clone() };
     let otherwise = if is_end { Parsed::Other } else { Parsed::Incomplete(of) };
     request(line, at).map_or(otherwise, |request| Parsed::Request(Box::new(request)))
 }

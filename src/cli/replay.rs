@@ -291,11 +291,7 @@ fn judge(task: &Task, request: &PastRequest) -> Result<Decision, Deny> {
         let allowed = task.destination(target, AccessKind::Connect)?;
         return Ok(Decision { allowed, needs_approval: false });
     };
-    let to = task.destination(target, AccessKind::Request(*kind))?;
-    if kind.tool().is_some_and(|tool| !tool.admits_method(method)) {
-        return Err(Deny::MethodNotAllowed);
-    }
-    let MatchedRequest { allowed, .. } = task.request(target, &to, method, path_of(path))?;
+    let MatchedRequest { allowed, .. } = task.judge(target, *kind, method, path_of(path))?;
     let needs_approval = allowed.approval(method, *kind).is_some();
     Ok(Decision { allowed, needs_approval })
 }

@@ -54,7 +54,7 @@ use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
-use crate::stages::approve::{Notices, Operator};
+use crate::stages::approve::{Notices, PendingApprovals};
 use crate::stages::forward::Forwarder;
 use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -382,10 +382,10 @@ fn services(
     let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
     let ledger = Arc::new(ledger::open(&settings, &own_servers, &audit).map_err(StartError::Ledger)?);
     let shipper = LogShipper::new(&settings, &own_servers, &audit);
-    let mut operator = Operator::default();
+    let mut pending_approvals = PendingApprovals::default();
     if let Some(notify) = &settings.notify {
         let (notices, approvals) = Notices::with_receiver();
-        operator.notices = notices;
+        pending_approvals.notices = notices;
         let page = admin.as_ref().and_then(ListenAt::tcp).filter(|address| !address.ip().is_unspecified());
         let page = page.map(|address| format!("http://{address}/"));
         tokio::spawn(ApprovalNotifier::new(notify, &own_servers, page).run(approvals));
@@ -417,7 +417,7 @@ fn services(
         authority,
         audit,
         shipping: shipper.as_ref().map(LogShipper::state),
-        operator,
+        pending_approvals,
         throttle: Throttle::new(ledger.clone(), finds.clone()),
         body_budget: Arc::default(),
         windows: Arc::default(),

@@ -68,7 +68,7 @@ pub(super) async fn run(
     // Does not wait for a person: without an approval the request is refused at once with `Deny::ApprovalPending`, and
     // the client repeats it. Before the host is resolved, so that such a request causes no DNS query. The ledger finds
     // the approval and uses it up in one step, so it is spent even if a later step refuses the request.
-    let approved = approve::check(cleared, (&services.ledger, &services.operator), record).await?;
+    let approved = approve::check(cleared, (&services.ledger, &services.pending_approvals), record).await?;
     // Not `destination.admitted`, which an older policy may have given.
     let admitted = approved.grant().admitted();
     let counts = record.transfer_counts();

@@ -71,8 +71,8 @@ pub struct Services {
     pub(crate) admin_tokens: AcceptedTokens,
     /// Executions and their usage.
     pub ledger: Arc<Ledger>,
-    /// What is done for the operator when a request waits for an approval.
-    pub operator: approve::Operator,
+    /// The facts and notices of requests that wait for an approval, for the operator.
+    pub pending_approvals: approve::PendingApprovals,
     /// Counts and limits calls.
     pub throttle: Throttle,
     /// The memory budget for buffered request bodies.

@@ -16,7 +16,7 @@ pub struct HookUrl {
     /// Whether the connection uses TLS and verifies the server's name.
     pub is_tls: bool,
     /// The path with the query.
-    path: String,
+    pub(super) path: String,
 }
 
 /// Why a URL is invalid.

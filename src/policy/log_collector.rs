@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use http::uri::PathAndQuery;
-
+use super::hook_url::{HookUrl, HookUrlError};
 use crate::model::host::Host;
 
 /// The server that lines of the audit log are sent to.
@@ -69,24 +68,22 @@ impl LogCollector {
     /// [`LogCollectorError`].
     pub fn parse(text: &str) -> Result<Self, LogCollectorError> {
         let (scheme, rest) = text.split_once("://").ok_or(LogCollectorError::Scheme)?;
-        let (is_http, is_tls, default_port) = match scheme {
-            "syslog" => (false, false, 514),
-            "syslog+tls" => (false, true, 6514),
-            "http" => (true, false, 80),
-            "https" => (true, true, 443),
+        let (is_tls, default_port) = match scheme {
+            "syslog" => (false, 514),
+            "syslog+tls" => (true, 6514),
+            "http" | "https" => {
+                let HookUrl { host, port, is_tls, path } = HookUrl::parse(text)?;
+                return Ok(Self { protocol: LogProtocol::Http(path), host, port, is_tls });
+            }
             _ => return Err(LogCollectorError::Scheme),
         };
-        let (authority, path) =
-            rest.split_at_checked(rest.find(['/', '?', '#']).unwrap_or(rest.len())).unwrap_or((rest, ""));
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at_checked(end).unwrap_or((rest, ""));
         if authority.contains('@') {
             return Err(LogCollectorError::UserInfo);
         }
         let (host, port) = Host::parse_with_port(authority, default_port).ok_or(LogCollectorError::Authority)?;
-        let protocol = if is_http { LogProtocol::Http(http_path(path)?) } else { syslog(path)? };
-        if is_http && !is_tls && !host.ip().is_some_and(|ip| ip.is_loopback()) {
-            return Err(LogCollectorError::Plain);
-        }
-        Ok(Self { protocol, host, port, is_tls })
+        Ok(Self { protocol: syslog(path)?, host, port, is_tls })
     }
 
     /// Returns whether a value in `Authorization` reaches the server, and nobody else.
@@ -100,10 +97,16 @@ fn syslog(path: &str) -> Result<LogProtocol, LogCollectorError> {
     if matches!(path, "" | "/") { Ok(LogProtocol::Syslog) } else { Err(LogCollectorError::Path) }
 }
 
-fn http_path(path: &str) -> Result<String, LogCollectorError> {
-    let is_valid = path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
-    let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-    if is_valid && PathAndQuery::try_from(&*path).is_ok() { Ok(path) } else { Err(LogCollectorError::Path) }
+impl From<HookUrlError> for LogCollectorError {
+    fn from(error: HookUrlError) -> Self {
+        match error {
+            HookUrlError::Scheme => Self::Scheme,
+            HookUrlError::UserInfo => Self::UserInfo,
+            HookUrlError::Authority => Self::Authority,
+            HookUrlError::Path => Self::Path,
+            HookUrlError::Plain => Self::Plain,
+        }
+    }
 }
 
 /// The URL without path and query, which may hold a token.

@@ -467,6 +467,19 @@ impl Task {
         }
     }
 
+    /// Judges a whole request by the task's rules, in the order in which real requests are judged.
+    ///
+    /// # Errors
+    /// The errors of [`Self::destination`] and [`Self::request`]; [`Deny::MethodNotAllowed`] also for a method that the tool does
+    /// not send.
+    pub fn judge(&self, target: &Target, kind: Kind, method: &Method, path: &str) -> Result<MatchedRequest, Deny> {
+        let to = self.destination(target, AccessKind::Request(kind))?;
+        if kind.tool().is_some_and(|tool| !tool.admits_method(method)) {
+            return Err(Deny::MethodNotAllowed);
+        }
+        self.request(target, &to, method, path)
+    }
+
     /// Checks the method and path of a request to an allowed destination.
     ///
     /// # Errors

@@ -118,7 +118,7 @@ fn task_text(task: &str, requests: TaskRequests, max_names: usize, names: &mut N
     out
 }
 
-/// What the integrations of a destination have in common.
+/// The keys and comments that the integrations of a destination have in common.
 struct Header {
     host: String,
     ports: Option<u16>,

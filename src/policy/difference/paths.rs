@@ -311,7 +311,7 @@ impl<C: Clone + Ord> Merged<'_, C> {
             own.extend(more_own);
             others.extend(more_others);
         }
-        // What is left out may be shorter to say.
+        // The exceptions may be shorter to say.
         let shorter = |these: &Vec<Region>, rest: &Vec<Region>| {
             let is_shorter = rest.len().saturating_add(1) < these.len();
             is_shorter.then(|| vec![Region { segments: before.to_vec(), tail: Tail::Below, except: rest.clone() }])

@@ -133,11 +133,11 @@ pub(super) fn request(
         let is_possible = way == Way::Probe || allowed.mode() == Mode::Opaque;
         return is_possible.then(|| Permission::of(policy, task, (way, method), target, &allowed));
     };
-    let to = task.destination(target, AccessKind::Request(kind)).ok()?;
-    if kind.tool().is_some_and(|tool| !tool.admits_method(method)) || (is_ambiguous && to.refuses_ambiguous_paths()) {
+    let refuses = || task.destination(target, AccessKind::Request(kind)).is_ok_and(|to| to.refuses_ambiguous_paths());
+    if is_ambiguous && refuses() {
         return None;
     }
-    let matched = task.request(target, &to, method, path).ok()?;
+    let matched = task.judge(target, kind, method, path).ok()?;
     Some(Permission::of(policy, task, (way, method), target, &matched.allowed))
 }
 

@@ -1,4 +1,4 @@
-//! What an approval is bound to, for the operator who decides: kept in memory, for the newest requests only.
+//! The facts that an approval is bound to, for the operator who decides: kept in memory, for the newest requests only.
 
 use std::collections::{HashMap, VecDeque};
 

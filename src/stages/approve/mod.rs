@@ -27,10 +27,10 @@ use crate::model::limited::{ExchangeLimit, LimitScope, ReachedLimit};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::unique_id;
 
-/// What is done for the operator when a request waits for an approval.
+/// The facts and notices of requests that wait for an approval, for the operator.
 #[derive(Default)]
-pub struct Operator {
-    /// What the newest pending approvals are bound to.
+pub struct PendingApprovals {
+    /// The facts that the newest ones are bound to.
     pub facts: FactStore,
     /// Tells the daemon of new ones.
     pub notices: Notices,
@@ -90,14 +90,14 @@ impl Approved {
 /// [`Fail::Draining`] if a new policy requires an approval and the body was not buffered under the old one.
 pub async fn check(
     cleared: Cleared,
-    (ledger, operator): (&Ledger, &Operator),
+    (ledger, pending): (&Ledger, &PendingApprovals),
     record: &mut Record,
 ) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
     match grant.approval() {
         None => Ok(Approved { grant, request, approval_used: false }),
         // Boxed, because few requests need it.
-        Some(expires) => Box::pin(use_approval(grant, request, expires, (ledger, operator), record)).await,
+        Some(expires) => Box::pin(use_approval(grant, request, expires, (ledger, pending), record)).await,
     }
 }
 
@@ -106,7 +106,7 @@ async fn use_approval(
     grant: Grant,
     request: Request<RequestBody>,
     expires: Duration,
-    (ledger, operator): (&Ledger, &Operator),
+    (ledger, pending): (&Ledger, &PendingApprovals),
     record: &mut Record,
 ) -> Verdict<Approved> {
     let (parts, body) = request.into_parts();
@@ -115,14 +115,14 @@ async fn use_approval(
     let new = new_approval(&grant, digest, expires, record);
     let answer = ledger.ask(new.clone(), Millis::now()).await;
     if let Ok(ApprovalAnswer::Pending(id)) = &answer {
-        if !operator.facts.has(id) {
+        if !pending.facts.has(id) {
             let is_url_whole = record.has_whole_path();
             let facts = BoundFacts::of(&grant, &parts, content, digest, (record, is_url_whole)).await;
-            operator.facts.keep(id, &new.execution, facts);
+            pending.facts.keep(id, &new.execution, facts);
         }
         // A client repeats its request, and the operator is told once.
         if *id == new.id {
-            operator.notices.tell(new);
+            pending.notices.tell(new);
         }
     }
     decide(answer, record)?;

@@ -450,11 +450,15 @@ impl Served {
 
     /// Sends a request in absolute form.
     pub async fn get(&self, url: &str) -> lab::Reply {
+        self.get_as(&lab::client::auth(), url).await
+    }
+
+    /// Sends a request in absolute form with this `Proxy-Authorization`.
+    pub async fn get_as(&self, who: &str, url: &str) -> lab::Reply {
         #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
         let stream = tokio::net::TcpStream::connect(self.proxy()).await.unwrap();
         let host = url.split('/').nth(2).unwrap();
-        let request =
-            http::Request::builder().uri(url).header("host", host).header("proxy-authorization", lab::client::auth());
+        let request = http::Request::builder().uri(url).header("host", host).header("proxy-authorization", who);
         lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await
     }
 

@@ -7,7 +7,8 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::clients::with_clients;
-use crate::lab::LabBuilder;
+use crate::lab::client::{empty, h1};
+use crate::lab::{LabBuilder, Reply};
 use crate::operation::admin::{Admin, admin_of};
 use crate::operation::cli::{Served, exeat, output, text};
 
@@ -113,16 +114,11 @@ impl Served {
     /// Returns the answer of the admin listener to the operator.
     async fn admin_get(&self, dir: &Path, path: &str) -> String {
         let token = fs::read_to_string(dir.join("state/exeat/admin.token")).unwrap();
-        let mut curl = Command::new("curl");
-        curl.args([
-            "-sS",
-            "--noproxy",
-            "*",
-            "-H",
-            &format!("Authorization: Bearer {token}"),
-            &format!("http://{}{path}", self.admin()),
-        ]);
-        text(&output(curl).await.stdout)
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let stream = tokio::net::TcpStream::connect(self.admin()).await.unwrap();
+        let request = http::Request::get(path).header("host", self.admin());
+        let request = request.header("authorization", format!("Bearer {token}")).body(empty()).unwrap();
+        Reply::read(h1(stream, request).await).await.text().to_owned()
     }
 }
 
@@ -137,7 +133,7 @@ fn served(builder: &LabBuilder, port: u16, more: &str) -> Served {
 
 /// An approval is decided by a click, an execution stopped, a refusal explained, and nothing that a sandbox says is run.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs chromium and node with playwright-core"]
+#[ignore = "needs chromium, curl, and node with playwright-core"]
 async fn an_operator_uses_the_live_page() {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;

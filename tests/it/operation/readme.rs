@@ -49,6 +49,7 @@ async fn the_demo_in_the_readme_is_a_part_of_its_output() {
 
 /// Nothing of it needs a network: the request is refused before its name is looked up.
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl"]
 async fn the_summary_in_the_readme_is_that_of_run() {
     let dir = tempfile::tempdir().unwrap();
     let script = "curl -s https://telemetry.example.net/";
