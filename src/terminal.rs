@@ -70,18 +70,6 @@ pub(crate) fn escaped(line: &str) -> String {
 /// The columns of a usual terminal.
 pub(crate) const COLUMNS: usize = 80;
 
-/// Puts a text behind the beginning of a line, or below it, indented by so many columns, if there is no room for it.
-pub(crate) fn beside_or_below(beginning: &str, text: &str, indent: usize) -> String {
-    let beginning = beginning.trim_end();
-    if text.is_empty() {
-        return beginning.to_owned();
-    }
-    if beginning.chars().count().saturating_add(text.chars().count()) < COLUMNS {
-        return format!("{beginning} {text}");
-    }
-    format!("{beginning}\n{}", indented(text, indent))
-}
-
 /// Breaks a text at blanks into lines for a usual terminal, indented by so many columns.
 pub(crate) fn indented(text: &str, indent: usize) -> String {
     let mut lines: Vec<String> = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::advice::{self, allow_flag};
-use super::terminal::{beside_or_below, clean, indented};
+use super::terminal::{COLUMNS, clean, indented};
 use crate::audit::line::{Event, Line, LineVerdict, Misplaced, PlaceholderPlace};
 use crate::model::host::Host;
 use crate::policy::pattern::HostPattern;
@@ -197,6 +197,18 @@ fn is_auth_challenge(line: &Line, lines: &[Line]) -> bool {
 fn is_client_tls_abort(line: &Line) -> bool {
     line.verdict == Some(LineVerdict::Abandoned)
         && line.rule.as_deref().is_some_and(|rule| rule.starts_with("client handshake: "))
+}
+
+/// Puts a text behind the beginning of a line, or below it, indented by so many columns, if there is no room for it.
+fn beside_or_below(beginning: &str, text: &str, indent: usize) -> String {
+    let beginning = beginning.trim_end();
+    if text.is_empty() {
+        return beginning.to_owned();
+    }
+    if beginning.chars().count().saturating_add(text.chars().count()) < COLUMNS {
+        return format!("{beginning} {text}");
+    }
+    format!("{beginning}\n{}", indented(text, indent))
 }
 
 #[cfg(test)]
