@@ -11,7 +11,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::log_sender::{LogSender, SendError};
+use super::http_sender::SendError;
+use super::log_sender::LogSender;
 use super::own_server::OwnServers;
 use crate::audit::follow::{Follower, Found, Next, Position};
 use crate::audit::shipping::ShippingState;

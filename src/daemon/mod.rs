@@ -4,6 +4,7 @@ mod admin_tokens;
 mod approval_notifier;
 mod billing;
 mod find_journal;
+mod http_sender;
 mod ledger;
 mod listeners;
 mod log_sender;

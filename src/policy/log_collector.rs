@@ -7,24 +7,18 @@ use crate::model::host::Host;
 
 /// The server that lines of the audit log are sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogCollector {
-    /// The protocol.
-    pub protocol: LogProtocol,
-    /// The host.
-    pub host: Host,
-    /// The port.
-    pub port: u16,
-    /// Whether the connection uses TLS and verifies the server's name.
-    pub is_tls: bool,
-}
-
-/// The protocol of a log collector.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LogProtocol {
+pub enum LogCollector {
+    /// POST requests with lines of JSON.
+    Http(HookUrl),
     /// RFC 5424 messages over TCP (RFC 6587 §3.4.1) or TLS (RFC 5425). The server does not acknowledge them.
-    Syslog,
-    /// A POST request with lines of JSON to this path, which may have a query.
-    Http(String),
+    Syslog {
+        /// The host.
+        host: Host,
+        /// The port.
+        port: u16,
+        /// Whether the connection uses TLS and verifies the server's name.
+        is_tls: bool,
+    },
 }
 
 /// Why the URL of a log collector is invalid.
@@ -71,10 +65,7 @@ impl LogCollector {
         let (is_tls, default_port) = match scheme {
             "syslog" => (false, 514),
             "syslog+tls" => (true, 6514),
-            "http" | "https" => {
-                let HookUrl { host, port, is_tls, path } = HookUrl::parse(text)?;
-                return Ok(Self { protocol: LogProtocol::Http(path), host, port, is_tls });
-            }
+            "http" | "https" => return Ok(Self::Http(HookUrl::parse(text)?)),
             _ => return Err(LogCollectorError::Scheme),
         };
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -83,18 +74,17 @@ impl LogCollector {
             return Err(LogCollectorError::UserInfo);
         }
         let (host, port) = Host::parse_with_port(authority, default_port).ok_or(LogCollectorError::Authority)?;
-        Ok(Self { protocol: syslog(path)?, host, port, is_tls })
+        if !matches!(path, "" | "/") {
+            return Err(LogCollectorError::Path);
+        }
+        Ok(Self::Syslog { host, port, is_tls })
     }
 
     /// Returns whether a value in `Authorization` reaches the server, and nobody else.
     #[must_use]
     pub fn keeps_authorization(&self) -> bool {
-        self.is_tls && matches!(self.protocol, LogProtocol::Http(_))
+        matches!(self, Self::Http(url) if url.is_tls)
     }
-}
-
-fn syslog(path: &str) -> Result<LogProtocol, LogCollectorError> {
-    if matches!(path, "" | "/") { Ok(LogProtocol::Syslog) } else { Err(LogCollectorError::Path) }
 }
 
 impl From<HookUrlError> for LogCollectorError {
@@ -112,13 +102,13 @@ impl From<HookUrlError> for LogCollectorError {
 /// The URL without path and query, which may hold a token.
 impl fmt::Display for LogCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match (&self.protocol, self.is_tls) {
-            (LogProtocol::Syslog, false) => "syslog",
-            (LogProtocol::Syslog, true) => "syslog+tls",
-            (LogProtocol::Http(_), false) => "http",
-            (LogProtocol::Http(_), true) => "https",
+        let (scheme, host, port) = match self {
+            Self::Syslog { host, port, is_tls: false } => ("syslog", host, port),
+            Self::Syslog { host, port, is_tls: true } => ("syslog+tls", host, port),
+            Self::Http(HookUrl { host, port, is_tls: false, .. }) => ("http", host, port),
+            Self::Http(HookUrl { host, port, is_tls: true, .. }) => ("https", host, port),
         };
-        write!(f, "{scheme}://{}:{}", self.host, self.port)
+        write!(f, "{scheme}://{host}:{port}")
     }
 }
 
@@ -145,9 +135,9 @@ mod tests {
         for (text, shown, path) in rows {
             let collector = LogCollector::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(collector.to_string(), shown, "{text}");
-            let found = match &collector.protocol {
-                LogProtocol::Syslog => None,
-                LogProtocol::Http(path) => Some(path.as_str()),
+            let found = match &collector {
+                LogCollector::Syslog { .. } => None,
+                LogCollector::Http(url) => Some(url.path()),
             };
             assert_eq!(found, path, "{text}");
             assert_eq!(collector.keeps_authorization(), text.starts_with("https"), "{text}");

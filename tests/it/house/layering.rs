@@ -126,7 +126,7 @@ fn restricted_operations_stay_in_their_files() {
                 "src/ledger/shared/seal.rs",
                 "src/daemon/admin_tokens.rs",
                 "src/daemon/approval_notifier.rs",
-                "src/daemon/log_sender.rs",
+                "src/daemon/http_sender.rs",
                 "src/daemon/vault.rs",
                 "src/stages/inject/mod.rs",
                 "src/cli/placeholder.rs",
