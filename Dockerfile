@@ -2,7 +2,7 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --locked --profile dist --config packaging/static.toml --target-dir /build \
+RUN cargo build --locked --profile dist --features otel --config packaging/static.toml --target-dir /build \
  && sh packaging/tree.sh /build/*-linux-gnu/dist/exeat /tree
 
 FROM scratch

@@ -25,6 +25,7 @@ use super::status;
 use crate::admission::Admission;
 use crate::audit::shipping::ShippingReport;
 use crate::audit::tally::{Scanned, TaskSums};
+use crate::audit::traces::TraceCounts;
 use crate::flow::Services;
 use crate::policy::store::History;
 
@@ -219,6 +220,7 @@ impl MetricsReport {
         names_and_certificates(services, &mut scrape);
         of_ledger(services, ledger, &mut scrape);
         log(services, &mut scrape);
+        traces(services, &mut scrape);
         policy(services, &mut scrape);
         scrape.text()
     }
@@ -460,6 +462,18 @@ fn log(services: &Services, scrape: &mut Scrape) {
         "exeat_audit_shipping_gaps",
         "Places where lines were dropped before they were sent",
         row(|report| report.gaps.into()),
+    );
+}
+
+fn traces(services: &Services, scrape: &mut Scrape) {
+    let counts = services.audit.traces().map(|traces| traces.counts());
+    let rows = counts.map(|TraceCounts { sent, dropped }| {
+        [("sent", sent), ("dropped", dropped)].map(|(result, count)| (label("result", result), count.into()))
+    });
+    scrape.counters(
+        "exeat_traced_exchanges",
+        "Traces of exchanges that the collector has taken, and those that were dropped",
+        rows.into_iter().flatten(),
     );
 }
 

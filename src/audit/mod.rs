@@ -17,4 +17,5 @@ pub mod sink;
 pub mod tally;
 mod timestamp;
 mod top_hosts;
+pub mod traces;
 pub mod verify;

@@ -16,6 +16,7 @@ use super::progress::TransferCounts;
 use super::sink::{Announce, Keep, Sink, SinkError};
 use super::tally::{Ended, ExchangeKind, Outcome};
 use super::timestamp;
+use super::traces::OpenTrace;
 use crate::files;
 use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
 use crate::model::dns::DnsFailure;
@@ -23,10 +24,11 @@ use crate::model::failure::FailureReason;
 use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::target::Target;
 use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
+use crate::model::trace_context::TraceParent;
 use crate::model::unique_id;
 
 /// The replacement for a host that contains a credential's value.
@@ -116,6 +118,8 @@ pub struct Record {
     is_hidden: bool,
     /// The time until the request was released to its origin.
     released: Option<Duration>,
+    /// `None` unless the exchange is traced.
+    trace: Option<Box<OpenTrace>>,
 }
 
 /// The method and the path of a request, before redaction.
@@ -130,7 +134,12 @@ impl Record {
     /// Creates the record of a request from `peer`. Texts in it are redacted with `values`.
     #[must_use]
     pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<LogValues>, peer: &Peer) -> Self {
-        let line = Line { id: unique_id::new().to_string(), peer: Some(peer.to_string()), ..Line::default() };
+        let id = unique_id::new();
+        let line = Line { id: id.to_string(), peer: Some(peer.to_string()), ..Line::default() };
+        let mut trace = sink.traces().and_then(|traces| traces.begin(id));
+        if let Some(trace) = &mut trace {
+            trace.enter(Stage::Identify);
+        }
         Self {
             sink: sink.clone(),
             finds: finds.clone(),
@@ -158,6 +167,7 @@ impl Record {
             always_written: false,
             is_hidden: false,
             released: None,
+            trace,
         }
     }
 
@@ -171,6 +181,9 @@ impl Record {
     /// hash is recorded instead.
     pub fn request<B>(&mut self, head: &Request<B>) {
         self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(|tool| tool.as_str().into());
+        if let Some(trace) = &mut self.trace {
+            trace.continues(TraceParent::of(head.headers()));
+        }
         let method = head.method().as_str().to_owned();
         if *head.method() == http::Method::CONNECT {
             self.unredacted = Some(RequestTarget { method, path: None });
@@ -190,6 +203,20 @@ impl Record {
         let target = RequestTarget { method, path: Some(path) };
         self.call = is_call.then(|| target.clone());
         self.unredacted = Some(target);
+    }
+
+    /// Notes for the trace that a stage begins, and that the one before has ended.
+    pub fn enter(&mut self, stage: Stage) {
+        if let Some(trace) = &mut self.trace {
+            trace.enter(stage);
+        }
+    }
+
+    /// Returns the trace context of the request to the origin: that of the client, or of the exchange's own span if it is
+    /// traced.
+    #[must_use]
+    pub fn context_for_origin(&self, of_client: Option<TraceParent>) -> Option<TraceParent> {
+        self.trace.as_ref().map(|trace| trace.context()).or(of_client)
     }
 
     /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
@@ -623,6 +650,7 @@ impl Record {
     /// # Errors
     /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may be sent.
     pub async fn write_decision(&mut self) -> Verdict<()> {
+        self.enter(Stage::Audit);
         self.redact_target();
         self.stamp(Event::Decided);
         // The verdict of the exchange is not known yet.
@@ -804,6 +832,21 @@ impl Record {
         });
     }
 
+    /// Hands the trace over. Callers that are not identified have none: anybody could fill the collector.
+    fn end_trace(&mut self) {
+        let Some(mut trace) = self.trace.take() else { return };
+        let (Some((task, _)), Some(traces)) = (&self.caller, self.sink.traces()) else { return };
+        // The client chooses the ids in its context, so they can hold a value.
+        let has_value = trace.parent().is_some_and(|parent| {
+            let text = parent.to_string();
+            self.redact(&text) != text
+        });
+        if self.found || has_value {
+            trace.continues(None);
+        }
+        traces.add(task.as_str(), trace.end(&self.line, self.started));
+    }
+
     /// Completes the line for an event.
     fn stamp(&mut self, event: Event) {
         (self.line.ts, self.line.event) = (timestamp::now(), event);
@@ -844,6 +887,7 @@ impl Drop for Record {
         }
         self.redact_target();
         self.stamp(if refused { Event::Refused } else { Event::Closed });
+        self.end_trace();
         let line = &self.line;
         let told = match (line.credits, &line.tool, &line.execution) {
             (Some(_), _, _) => Announce::Bill,

@@ -22,6 +22,7 @@ use super::recent::RecentLines;
 use super::retention::{self, Retention};
 use super::tally::Tally;
 use super::timestamp;
+use super::traces::Traces;
 use crate::files;
 use crate::group_commit::{GroupCommit, GroupWriter};
 
@@ -68,6 +69,7 @@ pub struct Sink {
     metrics: SinkMetrics,
     tally: Tally,
     recent: RecentLines,
+    traces: Option<Arc<Traces>>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
     /// How much of the disk of the log is used, in percent.
@@ -200,9 +202,35 @@ impl Sink {
         let open = AtomicUsize::new(0);
         let recent = RecentLines::default();
         Ok((
-            Self { lines, waiting, groups, lost, metrics, tally, recent, flood, healthy, disk_used, written, open },
+            Self {
+                lines,
+                waiting,
+                groups,
+                lost,
+                metrics,
+                tally,
+                recent,
+                traces: None,
+                flood,
+                healthy,
+                disk_used,
+                written,
+                open,
+            },
             last,
         ))
+    }
+
+    /// Adds the traces of exchanges.
+    #[must_use]
+    pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
+        Self { traces, ..self }
+    }
+
+    /// Returns the traces of exchanges, if there is a collector for them.
+    #[must_use]
+    pub fn traces(&self) -> Option<&Arc<Traces>> {
+        self.traces.as_ref()
     }
 
     /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.

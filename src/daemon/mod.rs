@@ -14,6 +14,8 @@ pub mod precheck;
 mod preparation;
 pub mod reload;
 pub mod takeover;
+#[cfg_attr(not(feature = "otel"), path = "no_trace_exporter.rs")]
+mod trace_exporter;
 pub mod vault;
 
 use std::collections::BTreeSet;
@@ -34,6 +36,7 @@ use self::log_shipping::{LogShipper, LogShipping};
 use self::own_server::OwnServers;
 use self::reload::{ConfigFile, Reloaded};
 use self::takeover::{Successor, TakeoverSocket};
+use self::trace_exporter::{TraceExporter, TraceExporting};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
 use crate::api::admin::Admin;
@@ -43,6 +46,7 @@ use crate::api::status::StatusReport;
 use crate::audit::finds::Finds;
 use crate::audit::retention::Retention;
 use crate::audit::sink::{LogLocation, Sink, Written};
+use crate::audit::traces::Traces;
 use crate::fair_queue::FairQueue;
 use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::ConnectionSetup;
@@ -73,6 +77,7 @@ pub struct Daemon {
     /// `None` if the sockets are the service manager's, which can start the daemon anew itself.
     takeover: Option<TakeoverSocket>,
     shipping: Option<LogShipping>,
+    trace_exporting: Option<TraceExporting>,
 }
 
 /// The reason why the daemon did not start.
@@ -147,7 +152,8 @@ impl Daemon {
         // The rest needs the log and the ledger, which the old process has until its end.
         let takeover_lock = listeners.take_over(&settings)?;
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
-        let (services, last, shipper) = services(prepared, settings, policy, (proxy.clone(), admin.clone()), written)?;
+        let (services, last, exporters) =
+            services(prepared, settings, policy, (proxy.clone(), admin.clone()), written)?;
         let services = Arc::new(services);
         let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
@@ -177,7 +183,8 @@ impl Daemon {
             let admin = Admin { services: services.clone(), file: file.clone(), status, metrics: report };
             tokio::spawn(admin.run(listener));
         }
-        let shipping = shipper.map(LogShipper::start);
+        let shipping = exporters.shipper.map(LogShipper::start);
+        let trace_exporting = exporters.traces.map(TraceExporter::start);
         preparation::start(&services);
         tokio::spawn(webhooks::watch(services.clone()));
         if let Some(file) = &file {
@@ -190,7 +197,7 @@ impl Daemon {
         };
         // From now on, a new process asks this one.
         drop(takeover_lock);
-        Ok(Self { services, proxy, admin, metrics, file, takeover, shipping })
+        Ok(Self { services, proxy, admin, metrics, file, takeover, shipping, trace_exporting })
     }
 
     /// Returns the addresses of the listeners for sandboxes.
@@ -300,6 +307,9 @@ impl Daemon {
         if let Some(shipping) = self.shipping {
             end_shipping(shipping).await;
         }
+        if let Some(exporting) = self.trace_exporting {
+            exporting.finish().await;
+        }
         drained && closed && flushed
     }
 
@@ -363,18 +373,25 @@ impl Prepared {
     }
 }
 
+/// The tasks that send to collectors, before they run.
+struct Exporters {
+    shipper: Option<LogShipper>,
+    traces: Option<TraceExporter>,
+}
+
 fn services(
     Prepared { descriptors, admin_tokens, authority, tls, resolver, connection_setup }: Prepared,
     settings: Settings,
     policy: Policy,
     (listeners, admin): (Vec<ListenAt>, Option<ListenAt>),
     written: mpsc::Sender<Written>,
-) -> Result<(Services, String, Option<LogShipper>), StartError> {
+) -> Result<(Services, String, Exporters), StartError> {
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, has_chain) = vault::audit_key(&settings).map_err(unusable)?;
     let (audit, last) =
         Sink::open(audit_location(&settings), audit_key, !has_chain, written).map_err(StartError::Audit)?;
-    let audit = Arc::new(audit);
+    let traces = settings.traces.as_ref().map(|export| Arc::new(Traces::new(export.sample.millionths())));
+    let audit = Arc::new(audit.with_traces(traces.clone()));
     if !has_chain {
         vault::note_chain(&settings).map_err(unusable)?;
     }
@@ -383,6 +400,8 @@ fn services(
     let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
     let ledger = Arc::new(ledger::open(&settings, &own_servers, &audit).map_err(StartError::Ledger)?);
     let shipper = LogShipper::new(&settings, &own_servers, &audit);
+    let trace_exporter = settings.traces.as_ref().zip(traces);
+    let trace_exporter = trace_exporter.and_then(|(export, traces)| TraceExporter::new(export, traces, &own_servers));
     let mut pending_approvals = PendingApprovals::default();
     if let Some(notify) = &settings.notify {
         let (notices, approvals) = Notices::with_receiver();
@@ -431,7 +450,7 @@ fn services(
         tracker: TaskTracker::new(),
         settings,
     };
-    Ok((services, last, shipper))
+    Ok((services, last, Exporters { shipper, traces: trace_exporter }))
 }
 
 /// Returns the location of the audit log.

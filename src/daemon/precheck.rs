@@ -15,7 +15,9 @@ use super::admin_tokens::{self, UnusableToken};
 use super::approval_notifier::{self, ApprovalNotifier};
 use super::log_sender::LogSender;
 use super::own_server::OwnServers;
-use super::{ledger, vault};
+use super::trace_exporter::TraceExporter;
+use super::{ledger, trace_exporter, vault};
+use crate::audit::traces::Traces;
 use crate::files;
 use crate::flow::listener::ConnectionSetup;
 use crate::flow::peer_user;
@@ -124,6 +126,13 @@ pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
     {
         found.warning("approvals.notify", format_args!("{error}; nobody is told of approvals until it answers"), "");
     }
+    let exporter = settings.traces.as_ref();
+    let exporter = exporter.and_then(|export| TraceExporter::new(export, Arc::new(Traces::new(0)), &own_servers));
+    if let Some(mut exporter) = exporter
+        && let Err(error) = exporter.try_open().await
+    {
+        found.warning("traces.endpoint", format_args!("{error}; traces are dropped until it answers"), "");
+    }
     found
 }
 
@@ -171,6 +180,11 @@ fn check_secrets(settings: &Settings, found: &mut Found) {
         && let Err(error) = approval_notifier::check_secrets(notify)
     {
         found.warning("approvals", format_args!("{error}; nobody is told of approvals until it can be read"), "");
+    }
+    if let Some(export) = &settings.traces
+        && let Err(error) = trace_exporter::check_secrets(export)
+    {
+        found.warning("traces.headers", format_args!("{error}; traces are dropped until it can be read"), "");
     }
     if settings.admin.listen.is_some()
         && let Err(UnusableToken { key, error }) = admin_tokens::read(&settings.admin, &settings.state_dir)

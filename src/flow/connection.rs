@@ -19,7 +19,7 @@ use super::self_api;
 use super::tunnel;
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
-use crate::model::refusal::{Deny, Fail, Refusal};
+use crate::model::refusal::{Deny, Fail, Refusal, Stage};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
 use crate::policy::rule::Policy;
@@ -199,6 +199,7 @@ async fn handle(
     }
     let taken = services.throttle.take(&policy, &caller, Kind::from_headers_or_raw(request.headers()), record).await?;
     let (mut head, body) = request.into_parts();
+    record.enter(Stage::Parse);
     let target = parse::target(&mut head)?;
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;

@@ -81,7 +81,7 @@ pub(super) async fn run(
         // to it than to the tunnel.
         Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
     };
-    let outbound = inject::build_request(approved, pinned, services.settings.proxy.via)?;
+    let outbound = inject::build_request(approved, pinned, services.settings.proxy.via, record)?;
     // Writes the audit line `decided`, after all stages that decide. Nothing is sent if it cannot be written. The
     // exchange may still fail or be revoked before anything is sent; the line that closes it says so.
     record.write_decision().await?;

@@ -22,7 +22,7 @@ use super::respond;
 use super::server_names::ServerNames;
 use crate::audit::record::Record;
 use crate::model::limited::ExchangeLimit;
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::revocation;
@@ -67,6 +67,7 @@ pub(super) async fn open_requested(
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     let (taken, prepaid) = services.throttle.take_connect(policy, caller, record).await?;
+    record.enter(Stage::Parse);
     let target = parse::target(head)?;
     record.target(&target);
     let admitted = authorize::destination(policy, caller, &taken, (target, head), record)?;
@@ -87,6 +88,7 @@ async fn pin_and_connect(
     let origin = match admitted.mode() {
         Mode::Inspect => None,
         Mode::Opaque => {
+            record.enter(Stage::Dial);
             let (origin, address) = services.forwarder.connect(&admitted, &pinned, &record.transfer_counts()).await?;
             record.address(address.ip());
             Some(origin)
@@ -106,6 +108,7 @@ impl Tunnel {
             Ok(None) => return record.abandoned(),
             Err(refusal) => return record.failed(refusal),
         };
+        record.enter(Stage::Sni);
         let checked = match &first {
             FirstProtocol::Tls(hello) => sni::check(&self.admitted, hello),
             FirstProtocol::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),
@@ -133,6 +136,7 @@ impl Tunnel {
         if let Err(refusal) = record.write_decision().await {
             return record.failed(refusal);
         }
+        record.enter(Stage::Forward);
         let services = &client.services;
         let counts = record.transfer_counts();
         // The policy is not kept, because the tunnel may outlive many policies.

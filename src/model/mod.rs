@@ -13,5 +13,6 @@ pub mod target;
 pub mod tls;
 pub mod token;
 pub mod tool;
+pub mod trace_context;
 pub mod unique_id;
 pub mod wire;

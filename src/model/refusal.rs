@@ -29,7 +29,7 @@ pub enum Retry {
     After,
 }
 
-/// The step that refused.
+/// A step of an exchange: the one that refused, or one with a span in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named after the files in `stages/` and `flow/`")]
 pub enum Stage {
@@ -40,6 +40,7 @@ pub enum Stage {
     Dial,
     Forward,
     Identify,
+    Inject,
     Inspect,
     Limit,
     Parse,
@@ -103,6 +104,7 @@ impl Stage {
             Self::Dial => "dial",
             Self::Forward => "forward",
             Self::Identify => "identify",
+            Self::Inject => "inject",
             Self::Inspect => "inspect",
             Self::Limit => "limit",
             Self::Parse => "parse",

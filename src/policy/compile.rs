@@ -276,6 +276,7 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
         allow_cidrs: raw.allow_cidrs,
         require_credential: raw.require_credential.as_deref().map(CredentialName::new),
         approval: raw.approval,
+        trace_context: raw.trace_context,
         name,
     }
 }
@@ -338,6 +339,7 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
             ("plain_http", raw.plain_http),
             ("require_credential", raw.require_credential.is_some()),
             ("approval", raw.approval.is_some()),
+            ("trace_context", raw.trace_context),
         ];
         for (key, _) in unseen.into_iter().filter(|(_, used)| *used) {
             findings.problem(
@@ -718,6 +720,26 @@ pub(super) mod tests {
                 "[audit]\nship = \"http://127.0.0.1/\"\nship_authorization = \"env:T\"",
                 "audit.ship_authorization",
                 "https://",
+            ),
+            ("[traces]\nendpoint = \"http://collector.test:4318\"", "traces.endpoint", "https://HOST:4318"),
+            ("[traces]\nsample = 0.5", "traces.endpoint", "https://HOST:4318"),
+            ("[traces]\nheaders = { x-key = \"env:T\" }", "traces.endpoint", "https://HOST:4318"),
+            ("[traces]\nendpoint = \"https://c.test\"\nsample = 1.5", "traces.sample", "0.0 to 1.0"),
+            (
+                "[traces]\nendpoint = \"https://c.test\"\nheaders = { x-key = \"T\" }",
+                "traces.headers.x-key",
+                "env:NAME",
+            ),
+            ("[traces]\nendpoint = \"https://c.test\"\nheaders = { host = \"env:T\" }", "traces.headers", "field"),
+            (
+                "[traces]\nendpoint = \"http://127.0.0.1:4318\"\nheaders = { x-key = \"env:T\" }",
+                "traces.headers",
+                "https://",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.test\"]\nmode = \"opaque\"\ntrace_context = true",
+                "integrations.a.trace_context",
+                "inspect",
             ),
             ("[proxy]\nheader_timout = \"1s\"", "proxy.header_timout", "header_timeout"),
             ("[proxy]\nheader_timeout = 10", "proxy.header_timeout", "30s"),

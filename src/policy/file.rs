@@ -25,6 +25,7 @@ use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Metrics, Notify,
     NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
+use super::trace_export;
 use crate::leak::families::Family;
 use crate::model::tool::Tool;
 
@@ -58,6 +59,7 @@ pub(super) struct RawIntegration {
     pub(super) allow_cidrs: Vec<IpNet>,
     pub(super) require_credential: Option<String>,
     pub(super) approval: Option<Approval>,
+    pub(super) trace_context: bool,
 }
 
 /// `[tasks.NAME]`.
@@ -98,6 +100,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let audit = audit(root.section("audit"), &dir, base, findings);
     let ledger = ledger(root.section("ledger"), &dir, base, findings);
     let notify = approvals(root.section("approvals"), base, findings);
+    let traces = trace_export::read(root.section("traces"), base, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
         root.tables("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
@@ -121,6 +124,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
             audit,
             ledger,
             notify,
+            traces,
         },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
         deny_cidrs: deny_cidrs.unwrap_or_default(),
@@ -425,6 +429,7 @@ fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
         allow_cidrs: s.take("allow_cidrs").unwrap_or_default(),
         require_credential: s.take("require_credential"),
         approval: Approval::read(&mut s, findings),
+        trace_context: s.take("trace_context").unwrap_or(false),
     }
 }
 

@@ -74,6 +74,12 @@ impl HookUrl {
         &self.path
     }
 
+    /// Returns the URL with this path, if it has none.
+    #[must_use]
+    pub fn with_default_path(self, path: &str) -> Self {
+        if self.path == "/" { Self { path: path.to_owned(), ..self } } else { self }
+    }
+
     /// Returns the value of the field `Host`.
     #[must_use]
     pub fn host_field(&self) -> String {

@@ -25,5 +25,6 @@ pub mod source;
 pub mod store;
 pub mod task_credentials;
 mod task_token;
+pub mod trace_export;
 pub mod usage;
 mod webhook;

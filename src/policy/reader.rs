@@ -123,6 +123,22 @@ impl<'f> Section<'f> {
         self.child(key, value)
     }
 
+    /// Returns the path of this table.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Returns the values in a table with free keys.
+    pub(super) fn values<T: Readable>(&mut self, key: &'static str) -> Vec<(String, T)> {
+        let mut section = self.section(key);
+        let table = std::mem::take(&mut section.table);
+        let read = |(name, value): (String, Value)| {
+            let read = T::read(value, &section.at(&name), self.findings)?;
+            Some((name, read))
+        };
+        table.into_iter().filter_map(read).collect()
+    }
+
     /// Returns the named tables in a table, such as `[tasks]`.
     pub(super) fn tables(&mut self, key: &'static str) -> Vec<(String, Section<'f>)> {
         let mut section = self.section(key);

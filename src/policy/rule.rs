@@ -104,6 +104,7 @@ pub struct Integration {
     pub(super) allow_cidrs: Vec<IpNet>,
     pub(super) require_credential: Option<CredentialName>,
     pub(super) approval: Option<Approval>,
+    pub(super) trace_context: bool,
 }
 
 /// The handling of a tunnel's content.
@@ -594,6 +595,12 @@ impl MatchedRules {
     #[must_use]
     pub fn ech(&self) -> Ech {
         if self.rules.iter().all(|rule| rule.ech == Ech::Allow) { Ech::Allow } else { Ech::Deny }
+    }
+
+    /// Whether the trace context of a request is forwarded. It is only if all integrations say so.
+    #[must_use]
+    pub fn forwards_trace_context(&self) -> bool {
+        !self.rules.is_empty() && self.rules.iter().all(|rule| rule.trace_context)
     }
 
     /// Returns the refusal that `observe` overrode.

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use super::hook_url::HookUrl;
 use super::log_collector::LogCollector;
+use super::trace_export::TraceExport;
 use crate::model::name::TaskName;
 
 /// The settings outside the policy. A change takes effect at the next start.
@@ -37,13 +38,28 @@ pub struct Settings {
     pub ledger: LedgerAt,
     /// `[approvals]`: the server that is told of requests that wait for an approval.
     pub notify: Option<Notify>,
+    /// `[traces]`: the collector of traces.
+    pub traces: Option<TraceExport>,
 }
 
 impl Settings {
     /// Returns the sections that differ, and `state_dir`.
     #[must_use]
     pub fn changed_since(&self, old: &Self) -> Vec<&'static str> {
-        let Self { state_dir, proxy, admin, metrics, interception, upstream, dns, vault, audit, ledger, notify } = self;
+        let Self {
+            state_dir,
+            proxy,
+            admin,
+            metrics,
+            interception,
+            upstream,
+            dns,
+            vault,
+            audit,
+            ledger,
+            notify,
+            traces,
+        } = self;
         let sections = [
             ("state_dir", *state_dir != old.state_dir),
             ("[proxy]", *proxy != old.proxy),
@@ -55,6 +71,7 @@ impl Settings {
             ("[vault]", *vault != old.vault),
             ("[audit]", *audit != old.audit),
             ("[approvals]", *notify != old.notify),
+            ("[traces]", *traces != old.traces),
             ("[ledger]", *ledger != old.ledger),
         ];
         sections.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()

@@ -595,7 +595,7 @@ mod tests {
         let base = "[integrations.a]\nallowed_domains = [\"a.test\"]\nmethods = [\"GET\"]\npaths = [\"/v1/*\"]\n";
         let task = "[tasks.t]\nintegrations = [\"a\"]\n";
         let with = |from: &str, to: &str| format!("{base}{task}").replace(from, to);
-        let rows: [(String, &[&str]); 8] = [
+        let rows: [(String, &[&str]); 9] = [
             (with("", ""), &[]),
             (with("\"/v1/*\"", "\"/v1/a\""), &[]),
             (with("\"/v1/*\"", "\"/*\""), &["allowed: raw requests GET https a.test 443 /** except /v1/**"]),
@@ -610,6 +610,10 @@ mod tests {
             (
                 with("[\"a.test\"]", "[\"a.test\", \"*.a.test\", \"b.a.test\"]"),
                 &["allowed: raw requests GET https b.a.test,*.a.test 443 /v1/**"],
+            ),
+            (
+                with("methods", "trace_context = true\nmethods"),
+                &["with the client's trace context: raw requests GET https a.test 443 /v1/**"],
             ),
             (with("methods", "ports = [443, 8443]\nmethods"), &["allowed: raw requests GET https a.test 8443 /v1/**"]),
             (
@@ -740,6 +744,7 @@ mod tests {
             3 => Just(String::new()),
             1 => Just("plain_http = true\n".to_owned()),
             1 => Just("require_credential = \"K\"\n".to_owned()),
+            1 => Just("trace_context = true\n".to_owned()),
         ];
         let inspected = (
             hosts.prop_map(|hosts| format!("allowed_domains = {hosts}\n")),

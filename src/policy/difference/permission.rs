@@ -65,7 +65,12 @@ pub(super) struct Permission {
     hides_name: bool,
     /// The networks that the name may resolve to although they are not public.
     networks: BTreeSet<IpNet>,
+    /// Whether the client's trace context is forwarded.
+    forwards_trace_context: bool,
 }
+
+/// The text about [`Permission::forwards_trace_context`].
+const TRACE_CONTEXT: &str = "with the client's trace context";
 
 /// The differences between two permissions: those that allow more, and those that allow less.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,6 +120,7 @@ impl Permission {
             required,
             hides_name: way == Way::Tunnel && allowed.ech() == Ech::Allow,
             networks: policy.networks(allowed).collect(),
+            forwards_trace_context: kind.is_some() && allowed.forwards_trace_context(),
         }
     }
 }
@@ -155,7 +161,7 @@ pub(super) fn changes(old: Option<&Permission>, new: Option<&Permission>) -> Cha
 
 /// Describes what else belongs to a permission.
 fn conditions(permission: &Permission) -> String {
-    let Permission { approval, credentials, required, hides_name, networks } = permission;
+    let Permission { approval, credentials, required, hides_name, networks, forwards_trace_context } = permission;
     let mut out = String::new();
     let mut add = |text: String| out.push_str(&format!(", {text}"));
     if approval.is_some() {
@@ -168,6 +174,9 @@ fn conditions(permission: &Permission) -> String {
     }
     if !networks.is_empty() {
         add(format!("also at {}", listed(networks.iter())));
+    }
+    if *forwards_trace_context {
+        add(TRACE_CONTEXT.to_owned());
     }
     out
 }
@@ -190,6 +199,11 @@ fn compare(old: &Permission, new: &Permission, changes: &mut Changes) {
     if new.hides_name != old.hides_name {
         let text = "with an encrypted name (ech)";
         if new.hides_name { opens.push(format!("also {text}")) } else { closes.push(format!("not {text}")) }
+    }
+    match (old.forwards_trace_context, new.forwards_trace_context) {
+        (false, true) => opens.push(TRACE_CONTEXT.to_owned()),
+        (true, false) => closes.push(format!("not {TRACE_CONTEXT}")),
+        _ => {}
     }
     let added = beyond(&new.networks, &old.networks);
     let removed = beyond(&old.networks, &new.networks);

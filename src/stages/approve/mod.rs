@@ -24,7 +24,7 @@ use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError, MAX_OPEN, Millis};
 use crate::model::limited::{ExchangeLimit, LimitScope, ReachedLimit};
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::unique_id;
 
 /// The facts and notices of requests that wait for an approval, for the operator.
@@ -93,6 +93,7 @@ pub async fn check(
     (ledger, pending): (&Ledger, &PendingApprovals),
     record: &mut Record,
 ) -> Verdict<Approved> {
+    record.enter(Stage::Approve);
     let (grant, request) = cleared.into_parts();
     match grant.approval() {
         None => Ok(Approved { grant, request, approval_used: false }),

@@ -21,7 +21,7 @@ use crate::coding::DecodeLimits;
 use crate::leak::Matcher;
 use crate::ledger::Millis;
 use crate::model::name::{CredentialName, ExecutionId};
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
 use crate::policy::credential::Placement;
@@ -69,6 +69,7 @@ pub struct Grant {
     values: ProtectedValues,
     credentials: CredentialRules,
     is_restricted: bool,
+    forwards_trace_context: bool,
 }
 
 /// The values that the messages of one exchange are scanned for.
@@ -306,6 +307,11 @@ impl Grant {
         self.is_restricted
     }
 
+    /// Returns true if the trace context is forwarded to the destination.
+    pub(super) fn forwards_trace_context(&self) -> bool {
+        self.forwards_trace_context
+    }
+
     /// Returns true if the destination may know a credential of the task.
     pub(super) fn may_know_credential(&self) -> bool {
         self.credentials.may_be_known
@@ -335,6 +341,7 @@ pub fn destination(
     (target, parts): (Target, &Parts),
     record: &mut Record,
 ) -> Verdict<Admitted> {
+    record.enter(Stage::Authorize);
     let asked = if parts.method == Method::CONNECT {
         AccessKind::Connect
     } else {
@@ -355,6 +362,7 @@ pub fn destination_to_probe(
     target: Target,
     record: &mut Record,
 ) -> Verdict<Admitted> {
+    record.enter(Stage::Authorize);
     let admitted = admit(policy, caller, target, AccessKind::Probe)?;
     check_host_for_leaks(policy, admitted, record)
 }
@@ -399,6 +407,7 @@ pub fn request(
     parts: &mut Parts,
     record: &mut Record,
 ) -> Verdict<Grant> {
+    record.enter(Stage::Authorize);
     same_authority(&admitted.target, parts)?;
     if policy.leak().allows_own_place() {
         own_place::replace(task(policy, &admitted.caller)?, admitted, parts, record)?;
@@ -414,6 +423,7 @@ pub fn renew(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record
     if granted.admitted.generation == policy.generation() {
         return Ok(granted);
     }
+    record.enter(Stage::Authorize);
     grant(policy, &granted.admitted, parts, record)
 }
 
@@ -457,6 +467,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         values,
         credentials: CredentialRules { selected: chosen, placeholders: marks, reserved, may_be_known },
         is_restricted,
+        forwards_trace_context: admitted.allowed.forwards_trace_context(),
         admitted,
     })
 }

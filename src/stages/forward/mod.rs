@@ -54,7 +54,7 @@ use crate::leak::Matcher;
 use crate::model::descriptors::{self, Descriptors};
 use crate::model::limited::ExchangeLimit;
 use crate::model::name::ExecutionId;
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::target::Scheme;
 use crate::model::tls::TlsFailure;
 use crate::policy::plan::{Limits, Timeouts};
@@ -312,6 +312,7 @@ impl Forwarder {
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<Received> {
+        record.enter(Stage::Forward);
         let OutboundParts { request, pinned, limits, reader, guard, values } = outbound.into_parts();
         let timeouts = limits.timeouts;
         let (started, reservation) = (request.body().began(), request.body().reservation());
@@ -406,6 +407,7 @@ impl Forwarder {
         upgrades: bool,
         record: &mut Record,
     ) -> Verdict<Lease> {
+        record.enter(Stage::Dial);
         let counts = record.transfer_counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
@@ -419,6 +421,7 @@ impl Forwarder {
         };
         let sender = timeout(self.handshake_timeout, handshake).await;
         let sender = sender.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))??;
+        record.enter(Stage::Forward);
         Ok(self.pool.adopt(key, sender, address))
     }
 

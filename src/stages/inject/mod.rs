@@ -28,10 +28,12 @@ use super::message::request_body::RequestBody;
 use super::message::{headers, query, websocket};
 use super::pin::PinnedTarget;
 use crate::audit::finds::Finds;
+use crate::audit::record::Record;
 use crate::coding::{Coding, WindowPool};
 use crate::leak::Matcher;
-use crate::model::refusal::{Deny, Verdict};
+use crate::model::refusal::{Deny, Stage, Verdict};
 use crate::model::target::Scheme;
+use crate::model::trace_context::{TRACEPARENT, TraceParent};
 use crate::policy::credential::{Auth, Placement};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
@@ -45,8 +47,11 @@ use crate::policy::rule::Policy;
 /// fn elsewhere(outbound: Outbound, pinned: PinnedTarget) -> Outbound { Outbound { pinned, ..outbound } }
 /// ```
 /// ```
-/// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
-/// fn build(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::build_request(it, pinned, false) }
+/// use exeat::{audit::record::Record, model::refusal::Verdict};
+/// use exeat::stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget};
+/// fn build(it: Approved, pinned: PinnedTarget, record: &mut Record) -> Verdict<Outbound> {
+///     inject::build_request(it, pinned, false, record)
+/// }
 /// ```
 pub struct Outbound {
     request: Request<RequestBody>,
@@ -89,7 +94,8 @@ impl Outbound {
 /// # Errors
 /// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the one the request was authorized for;
 /// [`Deny::CredentialNotBound`] if a credential would be sent in cleartext.
-pub fn build_request(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
+pub fn build_request(approved: Approved, pinned: PinnedTarget, via: bool, record: &mut Record) -> Verdict<Outbound> {
+    record.enter(Stage::Inject);
     let (grant, check, request) = approved.into_parts();
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
@@ -97,7 +103,7 @@ pub fn build_request(approved: Approved, pinned: PinnedTarget, via: bool) -> Ver
     let (limits, reader, guard) =
         (grant.limits(), ReportTarget::of(&request, grant.kind()), RedactionPlan::of(&grant, request.body()));
     let values = grant.values().clone();
-    let request = build(&grant, request, &pinned, via)?;
+    let request = build(&grant, request, &pinned, via, record)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
     let check = if is_websocket { check.with_values(grant.own_values()) } else { check };
     Ok(Outbound { request, pinned, limits, reader, guard, values, revocation_check: check })
@@ -108,6 +114,7 @@ fn build(
     request: Request<RequestBody>,
     pinned: &PinnedTarget,
     via: bool,
+    record: &Record,
 ) -> Verdict<Request<RequestBody>> {
     let (mut parts, mut body) = request.into_parts();
     // The policy may have changed since the body was wrapped.
@@ -130,6 +137,12 @@ fn build(
     if let Some(upgrade) = upgrade {
         parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         parts.extensions.insert(upgrade);
+    }
+    if grant.forwards_trace_context()
+        && let Some(context) = record.context_for_origin(TraceParent::of(&parts.headers))
+        && let Ok(context) = HeaderValue::from_str(&context.to_string())
+    {
+        parts.headers.insert(TRACEPARENT, context);
     }
     if via {
         parts.headers.append(VIA, HeaderValue::from_static("1.1 exeat"));

@@ -5,6 +5,7 @@ use http::header::Entry as HeaderEntry;
 use http::header::{ACCEPT, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, SEC_WEBSOCKET_EXTENSIONS};
 
 use super::strip;
+use crate::model::trace_context::{TRACEPARENT, TRACESTATE, TraceParent};
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
 use crate::stages::message::headers;
@@ -18,6 +19,8 @@ pub(crate) struct UnsentFields<'g> {
     reserved: Option<&'g [Placement]>,
     /// The response must be decodable, and whether the destination may know a credential.
     redaction: Option<bool>,
+    /// The fields of the trace context are forwarded.
+    keeps_trace_context: bool,
 }
 
 impl<'g> UnsentFields<'g> {
@@ -27,6 +30,8 @@ impl<'g> UnsentFields<'g> {
             hop_by_hop: HopByHop::of(headers),
             removes_overrides: grant.is_restricted(),
             reserved: grant.reserved_placements(),
+            // Without a valid `traceparent`, `tracestate` has no meaning.
+            keeps_trace_context: grant.forwards_trace_context() && TraceParent::of(headers).is_some(),
             redaction: (!grant.values_in_response().is_empty()).then(|| grant.may_know_credential()),
         }
     }
@@ -37,6 +42,7 @@ impl<'g> UnsentFields<'g> {
         // payloads, which could then not be scanned.
         [HOST, EXPECT, CONTENT_LENGTH, SEC_WEBSOCKET_EXTENSIONS].contains(name)
             || self.hop_by_hop.contains(name)
+            || (!self.keeps_trace_context && [TRACEPARENT, TRACESTATE].contains(name))
             || (self.removes_overrides && headers::is_override(name))
             // The sandbox could send keys of its own.
             || self.reserved.is_some_and(|places| strip::is_reserved(name, places))

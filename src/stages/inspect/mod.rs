@@ -27,7 +27,7 @@ use crate::audit::progress::{ScanDirection, TransferCounts};
 use crate::audit::record::Record;
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
-use crate::model::refusal::{Deny, Refusal, Verdict};
+use crate::model::refusal::{Deny, Refusal, Stage, Verdict};
 use crate::policy::plan::Timeouts;
 
 /// Bodies up to this length are buffered before anything is sent, in bytes.
@@ -76,6 +76,7 @@ impl Cleared {
 ///
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
 pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
+    record.enter(Stage::Inspect);
     body.check_size()?;
     let max = grant.limits().request.unwrap_or(MAX_APPROVED);
     match grant.approval() {
@@ -112,6 +113,7 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
 /// [`Deny::LeakDetected`] if it contains a protected value; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`]
 /// for a body that cannot be scanned; [`Deny::CredentialNotBound`] for a placeholder in the body.
 pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
+    record.enter(Stage::Inspect);
     let values = grant.values();
     if !values.is_empty() {
         let limit = body.scan_limit();

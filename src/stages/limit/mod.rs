@@ -30,7 +30,7 @@ use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
 use crate::coding::DecodeError;
 use crate::model::limited::ExchangeLimit;
-use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::model::refusal::{Fail, Refusal, Stage, Verdict};
 use crate::model::wire::EXEAT_TRUNCATED;
 use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
@@ -213,6 +213,7 @@ enum FrameOutcome {
 /// [`Fail::ResponseTooLarge`] if it exceeds the limit and must not be truncated; [`Fail::UpstreamProtocol`] if its
 /// first bytes cannot be decoded; the refusal that has stopped the exchange in the meantime.
 pub async fn redact_and_check(received: OriginResponse, record: &mut Record) -> Verdict<CheckedResponse> {
+    record.enter(Stage::Limit);
     let OriginResponse { response, lease, limits, reader, started, guard, mut revocation, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let arrivals = lease.traffic().arrivals.clone();

@@ -36,7 +36,7 @@ use crate::model::dns::DnsFailure;
 use crate::model::host::{Host, HostName};
 use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
 use crate::policy::address::embedded_v4;
 use crate::policy::rule::{MatchedRules, Policy};
@@ -110,9 +110,9 @@ pub struct OwnEndpoints {
 pub enum OwnServer {
     /// The server of a shared ledger.
     Ledger,
-    /// A server that takes log lines of those who have a credential. It may share its addresses with other sites.
+    /// A server that takes log lines or traces of those who have a credential. It may share its addresses with other sites.
     AuthenticatingCollector,
-    /// A server that takes log lines of anybody.
+    /// A server that takes log lines or traces of anybody.
     OpenCollector,
     /// A server that is told of approvals. It knows the proxy by a signature or by the secret in its URL, and may share its
     /// addresses with other sites.
@@ -128,7 +128,7 @@ impl OwnServer {
     fn rule(self) -> &'static str {
         match self {
             Self::Ledger => "address: the proxy's own ledger",
-            Self::AuthenticatingCollector | Self::OpenCollector => "address: the proxy's own log collector",
+            Self::AuthenticatingCollector | Self::OpenCollector => "address: the proxy's own collector",
             Self::ApprovalHook => "address: the proxy's own approval hook",
         }
     }
@@ -237,6 +237,7 @@ impl Resolver {
     /// [`Deny::LoopDetected`], [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many lookups are pending, of the
     /// execution or in total.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
+        record.enter(Stage::Pin);
         record.can_be_written().await?;
         self.check_name(policy, admitted, record).await?;
         let execution = Some(admitted.caller().execution());
@@ -259,6 +260,7 @@ impl Resolver {
         pinned: &PinnedTarget,
         record: &mut Record,
     ) -> Verdict<PinnedTarget> {
+        record.enter(Stage::Pin);
         let (admitted_target, pinned_target) = (admitted.target(), &pinned.target);
         if admitted_target.host() != pinned_target.host() || admitted_target.port() != pinned_target.port() {
             return Err(Deny::AuthorityMismatch.into());

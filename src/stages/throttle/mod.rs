@@ -20,7 +20,7 @@ use crate::audit::record::Record;
 use crate::ledger::{Caps, Ledger, LedgerError, Millis, TakeResult};
 use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::{Calls, Limits, Rate};
 use crate::policy::rule::Policy;
@@ -96,6 +96,7 @@ impl Throttle {
         kind: Kind,
         record: &mut Record,
     ) -> Verdict<CountedCall> {
+        record.enter(Stage::Throttle);
         let limits = limits(policy, caller, kind);
         self.enter(caller, (kind, &limits), record)?;
         self.count(policy, caller, kind, record).await
@@ -130,6 +131,7 @@ impl Throttle {
         prepaid: &mut Option<Prepaid>,
         record: &mut Record,
     ) -> Verdict<CountedCall> {
+        record.enter(Stage::Throttle);
         let is_valid = |prepaid: &Prepaid| prepaid.at.elapsed() < MINUTE && self.is_counted(caller, prepaid);
         if !prepaid.as_ref().is_some_and(is_valid) {
             *prepaid = None;

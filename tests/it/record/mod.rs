@@ -12,3 +12,4 @@ mod report;
 mod shipping;
 pub mod slow_ledger;
 mod tail;
+mod traces;

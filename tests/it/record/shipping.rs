@@ -395,7 +395,7 @@ async fn a_syslog_server_is_denied_to_sandboxes() {
     wait_until("it is connected", || collector.connections.load(Ordering::SeqCst) > 0).await;
     lab.get(&format!("http://logs.test:{port}/")).await.assert_refused(403, "address_not_allowed");
     let line = lab.ended(0).await;
-    assert_eq!(line["rule"], "address: the proxy's own log collector", "{line}");
+    assert_eq!(line["rule"], "address: the proxy's own collector", "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
