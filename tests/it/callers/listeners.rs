@@ -203,10 +203,18 @@ async fn the_proxy_itself_accepts_tls() {
     Certificates::new(builder.dir.path());
     let lab = builder
         .proxy(&format!(
-            "[proxy]\ntls = {{ cert = \"proxy.pem\", key = \"proxy-key.pem\" }}\n{}",
+            "[admin]\nlisten = \"127.0.0.1:0\"\n[proxy]\ntls = {{ cert = \"proxy.pem\", key = \"proxy-key.pem\" }}\n{}",
             lab::allow_api(origin.port())
         ))
         .await;
+    let metrics = lab.admin_reply("GET", "/metrics", &serde_json::Value::Null).await;
+    let days = metrics.text().lines().find_map(|line| {
+        line.strip_prefix("exeat_certificate_days_left{certificate=\"listener\"} ")?.parse::<f64>().ok()
+    });
+    // The end that rcgen gives to certificates without one of their own.
+    let end = time::Date::from_calendar_date(4096, time::Month::January, 1).unwrap().midnight().assume_utc();
+    let want = (end - OffsetDateTime::now_utc()).as_seconds_f64() / 86_400.0;
+    assert!(days.is_some_and(|days| (days - want).abs() < 1.0), "{days:?} and {want}");
     let reply = over_tls(&lab, origin.port(), None, &token()).await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
     assert!(over_tls(&lab, origin.port(), None, "").await.starts_with("HTTP/1.1 407 "));

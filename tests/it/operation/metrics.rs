@@ -133,6 +133,10 @@ fn sums_of_log(lines: &[Value]) -> (Counts, BTreeMap<&'static str, f64>) {
 async fn the_numbers_of_a_scrape_are_those_of_the_log() {
     let (lab, origin) = lab("[audit]\nrefusals_per_second = 5").await;
     traffic(&lab, origin.port()).await;
+    // The origin has a credential that was not sent to it.
+    origin.serve_file("key", "text/plain", KEY);
+    let url = format!("https://api.test:{}/files/key", origin.port());
+    assert_eq!(lab.by(Way::TunnelH1, "GET", &url, &[], "").await.status, 200);
     let file = lab.audit_file();
     lab::wait_until("everything has ended", || {
         let text = fs::read_to_string(&file).unwrap();
@@ -159,6 +163,8 @@ async fn the_numbers_of_a_scrape_are_those_of_the_log() {
     }
     let value = |name: &str| *scrape.get(name).unwrap_or_else(|| panic!("{name} is missing: {scrape:#?}"));
     assert_eq!(value("exeat_finds_total{task=\"t\"}"), 2.0);
+    let alarms = lines.iter().filter(|line| line.get("alarm").is_some()).count();
+    assert_eq!((alarms, value("exeat_alarms_total{task=\"t\"}")), (1, 1.0));
     // Each released request is in the histogram of the added latency, and each exchange in that of its kind.
     assert_eq!(value("exeat_added_latency_seconds_count"), decided as f64 - 1.0, "all but the tunnel");
     let durations: f64 = ["request", "tunnel", "websocket"]
@@ -307,7 +313,7 @@ fn expressions() -> Vec<String> {
 /// The documentation lists every metric; the dashboard and the alert rules use no other, and valid labels.
 #[tokio::test(flavor = "multi_thread")]
 async fn documentation_dashboard_and_alerts_have_the_names_of_the_metrics() {
-    let (lab, origin) = lab("").await;
+    let (lab, origin) = lab("[traces]\nendpoint = \"http://127.0.0.1:9/\"").await;
     traffic(&lab, origin.port()).await;
     for _ in 0..100 {
         lab.get(&format!("https://api.test:{}/hello", origin.port())).await;
