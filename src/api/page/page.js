@@ -125,7 +125,7 @@ function summary(metrics) {
   }
   buckets.sort((a, b) => a[0] - b[0]);
   hosts.sort((a, b) => b[1] - a[1]);
-  return { sums, reasons, hosts, buckets, gauges, at: performance.now() };
+  return { sums, reasons, hosts, buckets, gauges };
 }
 
 function number(value) {
@@ -478,7 +478,9 @@ async function fetchExecutions() {
 // ---- the rest ----
 
 async function fetchNumbers() {
-  showNumbers(summary(parseMetrics(await (await ask('/metrics')).text())));
+  // The numbers are those of about this time. The answer may be read much later, if the browser is busy.
+  const at = performance.now();
+  showNumbers({ ...summary(parseMetrics(await (await ask('/metrics')).text())), at });
   const { version, ready, reason } = await (await ask('/v1/status')).json();
   byId('version').textContent = clean(version);
   if (problems.size === 0) state(ready ? 'good' : 'bad', ready ? 'ready' : clean(reason));
