@@ -912,6 +912,19 @@ pub(super) mod tests {
             ("[credentials.A]\ninject = \"sometimes\"", "credentials.A.inject", "\"named\" or \"always\""),
             ("[credentials.A]\nplaceholder = \"short\"", "credentials.A.placeholder", "8 or more"),
             ("[credentials.A]\nplaceholder = \"with a space in it\"", "credentials.A.placeholder", "without quotes"),
+            ("[credentials.A]\nauth_type = \"aws_sigv4\"", "credentials.A.access_key_id", "AKIA"),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\naccess_key_id = \"short\"",
+                "credentials.A.access_key_id",
+                "env:AWS_ACCESS_KEY_ID",
+            ),
+            ("[credentials.A]\nauth_type = \"aws_sigv4\"\nregion = \"us east\"", "credentials.A.region", "us-east-1"),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nswap_in = [\"header:x\"]",
+                "credentials.A.swap_in",
+                "no swap_in",
+            ),
+            ("[credentials.A]\nauth_type = \"bearer\"\nservice = \"s3\"", "credentials.A.service", "no service"),
             ("[credentials.A]\nswap_in = [\"body\"]", "credentials.A.swap_in[0]", "header:NAME"),
             ("[credentials.A]\nswap_in = [\"header:Host\"]", "credentials.A.swap_in[0]", "header:NAME"),
             (

@@ -9,6 +9,7 @@ use http::header::{
 };
 use subtle::ConstantTimeEq;
 
+use super::aws::AwsKey;
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
 use crate::model::host::Host;
@@ -33,6 +34,8 @@ pub struct Credential {
     pub(super) placeholder: Option<String>,
     /// Further places in which the placeholder is replaced.
     pub(super) swap_in: Vec<Placement>,
+    /// With `aws_sigv4`, the rest of the key.
+    pub(super) aws: Option<AwsKey>,
     /// `None` if the credential is disabled. The reason was reported when the configuration was read.
     pub(super) value: Option<Secret>,
     /// Estimated at its first use, because the estimate is slow.
@@ -53,6 +56,9 @@ pub enum Auth {
     /// Any header field or query parameter in which the placeholder stands as a credential: alone, after a scheme, or as the
     /// user or the password of `Basic`. The value is never sent otherwise.
     Auto,
+    /// `Authorization: AWS4-HMAC-SHA256 …`: a signature of the request (AWS Signature Version 4). The value is the secret
+    /// access key, which is never sent.
+    AwsSigV4,
 }
 
 /// A place in a request for a value.
@@ -85,7 +91,7 @@ impl Auth {
     #[must_use]
     pub fn place(&self) -> Option<Placement> {
         match self {
-            Self::Basic | Self::Bearer => Some(Placement::Field(AUTHORIZATION)),
+            Self::Basic | Self::Bearer | Self::AwsSigV4 => Some(Placement::Field(AUTHORIZATION)),
             Self::Header(name) => Some(Placement::Field(name.clone())),
             Self::Query(name) => Some(Placement::Parameter(name.clone())),
             Self::Auto => None,
@@ -101,6 +107,7 @@ impl std::fmt::Display for Auth {
             Self::Header(name) => write!(f, "{name}: …"),
             Self::Query(name) => write!(f, "?{name}=…"),
             Self::Auto => f.write_str("the field or parameter of its placeholder"),
+            Self::AwsSigV4 => f.write_str("Authorization: AWS4-HMAC-SHA256 …"),
         }
     }
 }
@@ -186,6 +193,17 @@ impl Credential {
         self.value.as_ref()
     }
 
+    /// With [`Auth::AwsSigV4`], returns the rest of the key.
+    #[must_use]
+    pub fn aws(&self) -> Option<&AwsKey> {
+        self.aws.as_ref()
+    }
+
+    /// Returns the token of temporary AWS credentials.
+    fn session_token(&self) -> Option<&[u8]> {
+        self.aws.as_ref()?.session_token.as_ref().map(Secret::expose)
+    }
+
     /// Whether a text is the value. Compares in constant time, because the time must not tell how much of a guess is right.
     #[must_use]
     pub fn is_value(&self, text: &[u8]) -> bool {
@@ -212,7 +230,8 @@ impl Credential {
     pub(super) fn has_values_of(&self, other: &Self) -> bool {
         let is_basic = |credential: &Self| credential.password().is_some();
         let values = (self.value().map(Secret::expose), other.value().map(Secret::expose));
-        self.name == other.name && is_basic(self) == is_basic(other) && values.0 == values.1
+        let is_same = values.0 == values.1 && self.session_token() == other.session_token();
+        self.name == other.name && is_basic(self) == is_basic(other) && is_same
     }
 
     /// Returns the password of `user:password`.
@@ -222,12 +241,13 @@ impl Credential {
             Auth::Basic => true,
             // The client decides whether it sends the value with `Basic`.
             Auth::Auto => value.contains(&b':'),
-            Auth::Bearer | Auth::Header(_) | Auth::Query(_) => false,
+            Auth::Bearer | Auth::Header(_) | Auth::Query(_) | Auth::AwsSigV4 => false,
         };
         is_basic.then(|| leak::password(value))
     }
 
-    /// Returns the values to search for. For `user:password` these are the whole value and the password alone.
+    /// Returns the values to search for. For `user:password` these are the whole value and the password alone; for AWS, the
+    /// secret access key and the session token.
     pub(super) fn terms(&self) -> impl Iterator<Item = Value<'_>> {
         let whose = || ValueOwner::Credential(self.name.clone());
         let password = self.password();
@@ -236,7 +256,9 @@ impl Credential {
             None => Value::new(whose(), value).with_halves(self.strength()),
         });
         let password = password.map(|password| Value::new(whose(), password).with_halves(self.strength()));
-        whole.into_iter().chain(password)
+        // A session token has hundreds of characters, so it is strong whatever the key is.
+        let token = self.session_token().map(|token| Value::new(whose(), token));
+        whole.into_iter().chain(password).chain(token)
     }
 
     /// Returns the destinations in the configuration's form: `host` or `host:port`.
@@ -282,7 +304,7 @@ impl Credential {
 
 impl ValueSource for Arc<Credential> {
     fn values(&self) -> Vec<&[u8]> {
-        self.value().map(Secret::expose).into_iter().chain(self.password()).collect()
+        self.value().map(Secret::expose).into_iter().chain(self.password()).chain(self.session_token()).collect()
     }
 
     fn search_values(&self) -> Vec<Value<'_>> {

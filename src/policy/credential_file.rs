@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use http::HeaderName;
 use toml::Value;
 
+use super::aws::{self, AwsKey};
 use super::credential::{Auth, Binding, Credential, Placement};
 use super::pattern::quoted;
 use super::reader::{Findings, Readable, Section, choice};
@@ -32,15 +33,47 @@ pub(super) struct RawCredential {
     inject: Inject,
     placeholder: Option<String>,
     swap_in: Vec<String>,
+    aws: RawAws,
     /// The key path of the section.
     path: String,
     /// Whether `auth_type` and `value` are missing. Invalid values have already been reported.
     missing: [bool; 2],
 }
 
+/// The keys of `auth_type = "aws_sigv4"`.
+#[derive(Default)]
+struct RawAws {
+    access_key_id: Option<AccessKeyId>,
+    session_token: Option<CredentialSource>,
+    region: Option<String>,
+    service: Option<String>,
+}
+
+/// The id of an access key, which is no secret, or its source.
+enum AccessKeyId {
+    Text(String),
+    Source(CredentialSource),
+}
+
+impl Readable for AccessKeyId {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        match value.as_str() {
+            Some(text) if aws::is_access_key_id(text) => Some(Self::Text(text.to_owned())),
+            Some(text) if text.contains(':') => CredentialSource::read(value, path, findings).map(Self::Source),
+            _ => {
+                let expected =
+                    "the id, such as \"AKIAIOSFODNN7EXAMPLE\", or its source, such as \"env:AWS_ACCESS_KEY_ID\"";
+                findings.problem(path, "not the id of an access key", expected);
+                None
+            }
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AuthType {
     Auto,
+    AwsSigV4,
     Basic,
     Bearer,
     Header,
@@ -53,7 +86,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic);
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "aws_sigv4" => AuthType::AwsSigV4);
 choice!(Inject, "named" => Inject::Named, "always" => Inject::Always);
 
 /// A source that can also be the vault.
@@ -122,6 +155,17 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
         inject: s.take("inject").unwrap_or(Inject::Named),
         placeholder: s.take("placeholder"),
         swap_in: s.take("swap_in").unwrap_or_default(),
+        aws: RawAws {
+            access_key_id: s.take::<AccessKeyId>("access_key_id").map(|id| match id {
+                AccessKeyId::Source(source) => AccessKeyId::Source(CredentialSource(source.0.relative_to(base))),
+                text @ AccessKeyId::Text(_) => text,
+            }),
+            session_token: s
+                .take::<CredentialSource>("session_token")
+                .map(|source| CredentialSource(source.0.relative_to(base))),
+            region: s.take("region"),
+            service: s.take("service"),
+        },
         path: s.at("").trim_end_matches('.').to_owned(),
     }
 }
@@ -136,7 +180,7 @@ impl RawCredential {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\" or \"basic\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\" or \"aws_sigv4\"",
             );
         }
         if no_value {
@@ -189,6 +233,7 @@ impl RawCredential {
                 );
             }
         }
+        self.check_aws(findings);
         if self.auth_type == Some(AuthType::Auto) && self.inject == Inject::Always {
             findings.problem(
                 at("inject"),
@@ -196,6 +241,76 @@ impl RawCredential {
                 "no inject, or another auth_type",
             );
         }
+    }
+
+    fn check_aws(&self, findings: &Findings) {
+        let at = |key: &str| format!("{}.{key}", self.path);
+        let RawAws { access_key_id, session_token, region, service } = &self.aws;
+        if self.auth_type.is_none() {
+            return;
+        }
+        if self.auth_type != Some(AuthType::AwsSigV4) {
+            let given = [
+                ("access_key_id", access_key_id.is_some()),
+                ("session_token", session_token.is_some()),
+                ("region", region.is_some()),
+                ("service", service.is_some()),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+                findings.problem(at(key), "requires auth_type = \"aws_sigv4\"", format!("no {key}"));
+            }
+            return;
+        }
+        if access_key_id.is_none() && !findings.has(&at("access_key_id")) {
+            findings.problem(at("access_key_id"), "missing", "the id of the key, such as \"AKIAIOSFODNN7EXAMPLE\"");
+        }
+        for (key, name) in [("region", region), ("service", service)] {
+            if name.as_ref().is_some_and(|name| !aws::is_name(name)) {
+                findings.problem(at(key), format!("not the name of a {key}"), "such as \"us-east-1\" or \"s3\"");
+            }
+        }
+        if !self.swap_in.is_empty() {
+            findings.problem(at("swap_in"), "the key of aws_sigv4 signs requests and is never sent", "no swap_in");
+        }
+    }
+
+    /// Returns the rest of an AWS key. `None` if it cannot be used, after that has been reported.
+    fn aws(
+        &self,
+        workspace: &str,
+        settings: &Settings,
+        context: &CompileContext<'_>,
+        findings: &Findings,
+    ) -> Option<AwsKey> {
+        let RawAws { access_key_id, session_token, region, service } = &self.aws;
+        let read = |key: &str, CredentialSource(source): &CredentialSource| {
+            self.read(key, source, (workspace, settings), context, findings)
+        };
+        let access_key_id = match access_key_id.as_ref()? {
+            AccessKeyId::Text(text) => text.clone(),
+            AccessKeyId::Source(source) => {
+                let id = String::from_utf8(read("access_key_id", source)?.expose().to_vec()).ok();
+                let id = id.filter(|id| aws::is_access_key_id(id));
+                if id.is_none() {
+                    let at = format!("{}.access_key_id", self.path);
+                    findings.problem(
+                        at,
+                        "its source does not hold the id of an access key",
+                        "16 letters and digits or more",
+                    );
+                }
+                id?
+            }
+        };
+        let session_token = match session_token {
+            None => None,
+            Some(source) => Some(read("session_token", source)?),
+        };
+        if session_token.as_ref().is_some_and(|token| !token.expose().is_ascii() || has_blank_edge(token)) {
+            findings.problem(format!("{}.session_token", self.path), "not a session token", "the token alone");
+            return None;
+        }
+        Some(AwsKey { access_key_id, session_token, region: region.clone(), service: service.clone() })
     }
 
     /// Compiles the credential with its value in a workspace. Returns `None` if the section is invalid, after the
@@ -210,12 +325,18 @@ impl RawCredential {
     ) -> Option<Credential> {
         let auth = match self.auth_type? {
             AuthType::Auto => Auth::Auto,
+            AuthType::AwsSigV4 => Auth::AwsSigV4,
             AuthType::Basic => Auth::Basic,
             AuthType::Bearer => Auth::Bearer,
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
-        let value = self.value(workspace, settings, context, findings);
+        let mut value = self.value(workspace, settings, context, findings);
+        let is_aws = auth == Auth::AwsSigV4;
+        let aws = is_aws.then(|| self.aws(workspace, settings, context, findings)).flatten();
+        if is_aws && aws.is_none() {
+            value = None;
+        }
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
             && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
         {
@@ -232,9 +353,42 @@ impl RawCredential {
             always: self.inject == Inject::Always,
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.iter().filter_map(|place| placement(place)).collect(),
+            aws,
             value,
             strength: OnceLock::new(),
         })
+    }
+
+    /// Reads a source. `None` if it yields nothing, after that has been reported.
+    fn read(
+        &self,
+        key: &str,
+        source: &Source,
+        (workspace, settings): (&str, &Settings),
+        context: &CompileContext<'_>,
+        findings: &Findings,
+    ) -> Option<Secret> {
+        let at = format!("{}.{key}", self.path);
+        let read = match source {
+            Source::Secret(name) => context.secrets.secret(&settings.vault, workspace, name),
+            other => read_source(other, context.env),
+        };
+        match read {
+            Ok(value) => Some(value),
+            Err(SourceError::Missing(why)) => {
+                findings
+                    .warning(at, format!("{why}; the credential is disabled, and requests that use it are refused"));
+                None
+            }
+            Err(SourceError::Unusable(why)) => {
+                let expected = match source {
+                    Source::Secret(_) => "the path and key of the vault in [vault], or another source",
+                    _ => "a source that holds the value",
+                };
+                findings.problem(at, why, expected);
+                None
+            }
+        }
     }
 
     fn value(
@@ -246,26 +400,7 @@ impl RawCredential {
     ) -> Option<Secret> {
         let at = format!("{}.value", self.path);
         let CredentialSource(source) = self.value.as_ref()?;
-        let read = match source {
-            Source::Secret(name) => context.secrets.secret(&settings.vault, workspace, name),
-            other => read_source(other, context.env),
-        };
-        let value = match read {
-            Ok(value) => value,
-            Err(SourceError::Missing(why)) => {
-                findings
-                    .warning(at, format!("{why}; the credential is disabled, and requests that use it are refused"));
-                return None;
-            }
-            Err(SourceError::Unusable(why)) => {
-                let expected = match source {
-                    Source::Secret(_) => "the path and key of the vault in [vault], or another source",
-                    _ => "a source that holds the value",
-                };
-                findings.problem(at, why, expected);
-                return None;
-            }
-        };
+        let value = self.read("value", source, (workspace, settings), context, findings)?;
         if self.auth_type == Some(AuthType::Basic) && !value.expose().contains(&b':') {
             findings.problem(
                 &at,

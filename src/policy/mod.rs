@@ -3,6 +3,7 @@
 
 pub mod address;
 mod approval;
+pub mod aws;
 pub mod compile;
 pub mod credential;
 mod credential_file;

@@ -96,6 +96,7 @@ mod tests {
             placeholder: placeholder.map(str::to_owned),
             swap_in: Vec::new(),
             strength: OnceLock::new(),
+            aws: None,
             value: None,
         })
     }

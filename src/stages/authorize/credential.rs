@@ -21,10 +21,12 @@ use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
+use crate::policy::aws::{AwsKey, AwsScope};
 use crate::policy::credential::{Auth, Credential, Placement};
 use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
+use crate::stages::message::aws_payload::AnnouncedPayload;
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::query;
 
@@ -48,6 +50,8 @@ pub(crate) struct SelectedCredential {
     uses_auth_type: bool,
     /// The placeholders to replace.
     pub(crate) swaps: Vec<Swap>,
+    /// With `aws_sigv4`, the region and the service of the signature.
+    pub(crate) scope: Option<AwsScope>,
 }
 
 impl SelectedCredential {
@@ -165,7 +169,29 @@ pub(crate) fn select(
         swaps.retain(|swap| !swap.could_hold_keys(task));
     }
     let uses_auth_type = !is_auto && (named.is_some() || exclusive);
-    Ok(Some(SelectedCredential { credential, uses_auth_type, swaps }))
+    let scope = match credential.aws() {
+        None => None,
+        Some(key) => Some(aws_scope(key, &credential, target, &parts.headers, record)?),
+    };
+    Ok(Some(SelectedCredential { credential, uses_auth_type, swaps, scope }))
+}
+
+/// Returns the region and the service that a request is signed for.
+fn aws_scope(
+    key: &AwsKey,
+    credential: &Credential,
+    target: &Target,
+    headers: &HeaderMap,
+    record: &mut Record,
+) -> Verdict<AwsScope> {
+    if AnnouncedPayload::of(headers).is_none() {
+        let why = "the client signs each chunk of the body, which cannot be done anew; see x-amz-content-sha256";
+        return Err(not_bound(record, credential, why));
+    }
+    let of_client = single(headers, &AUTHORIZATION)?.and_then(|value| AwsScope::of_authorization(value.as_bytes()));
+    key.scope(of_client, target.host()).ok_or_else(|| {
+        not_bound(record, credential, "neither the configuration nor the host names the region and the service")
+    })
 }
 
 fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> Refusal {
@@ -303,6 +329,14 @@ impl PlaceholderSearch<'_> {
         }
         if self.credential.as_ref().is_some_and(|other| other.name() != credential.name()) {
             return Err(not_bound(record, &credential, "another credential is requested too"));
+        }
+        if credential.aws().is_some() {
+            // The client's own signature, made with the placeholder as the id of its key, is replaced as a whole.
+            if !AwsScope::surrounds_id(before, after) {
+                return Err(misplaced(Misplaced::BesideText, record));
+            }
+            self.credential.get_or_insert(credential);
+            return Ok(());
         }
         let swap = Swap { place: place.clone(), before: before.to_vec(), after: after.to_vec(), basic };
         if credential.must_stand_alone_in(place) && !swap.is_exact() {

@@ -4,11 +4,10 @@ pub(super) mod credential;
 mod own_place;
 pub mod revocation;
 
-use http::Method;
-use http::Version;
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Version};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +28,7 @@ use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 use crate::policy::task_credentials::TaskCredentials;
+use crate::stages::message::aws_payload::AnnouncedPayload;
 
 /// Evidence that a task may reach a destination.
 ///
@@ -274,6 +274,12 @@ impl Grant {
     /// Returns true if the body has to be scanned before it is sent.
     pub(super) fn needs_body_scan(&self) -> bool {
         !self.values.in_request.is_empty() || self.credentials.placeholders != PlaceholderSyntax::Usual
+    }
+
+    /// Returns true if the body has to be read before the request is sent, because it is signed.
+    pub(super) fn signs_body(&self, headers: &HeaderMap) -> bool {
+        let scope = self.selected_credential().and_then(|chosen| chosen.scope.as_ref());
+        scope.is_some_and(|scope| !scope.is_s3()) && AnnouncedPayload::of(headers) == Some(AnnouncedPayload::None)
     }
 
     /// Returns true if a text contains a placeholder that would not be replaced, and the client has asked for all of

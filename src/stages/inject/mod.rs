@@ -1,6 +1,7 @@
 //! Builds the upstream request: removes hop-by-hop fields and the proxy's own, sets `Host` from the pin, and injects
 //! the credential last, after all scans for credentials.
 
+mod aws_sigv4;
 pub(super) mod strip;
 pub(super) mod unsent_fields;
 
@@ -167,6 +168,10 @@ fn build(
         .path_and_query(path)
         .build()
         .map_err(|_| Deny::TargetMalformed)?;
+    if let Some((chosen, scope)) = grant.selected_credential().and_then(|chosen| Some((chosen, chosen.scope.as_ref()?)))
+    {
+        aws_sigv4::sign_request(&chosen.credential, scope, &mut parts, &body)?;
+    }
     Ok(Request::from_parts(parts, body))
 }
 
@@ -207,7 +212,7 @@ fn decodable(headers: &HeaderMap, pool: &WindowPool) -> Option<HeaderValue> {
 }
 
 /// Injects the credential where its type defines or where its placeholder is. This is the only place that exposes a
-/// value to the upstream request.
+/// value to the upstream request, but for the key that `aws_sigv4` signs with.
 fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();
@@ -219,6 +224,8 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             Auth::Query(name) => path = with_query(&path, &query::set_parameter(path.query(), name, value))?,
             // Selected only by its placeholders.
             Auth::Auto => return Err(Deny::CredentialNotBound.into()),
+            // The signature is of the whole head, so it is made when that is complete.
+            Auth::AwsSigV4 => {}
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {

@@ -34,9 +34,11 @@ use crate::policy::plan::Timeouts;
 const MAX_BUFFERED: u64 = 64 * 1024;
 /// The same limit for requests that need approval, if the plan sets no limit, in bytes.
 const MAX_APPROVED: u64 = 1_000_000;
+/// The maximum size of a body that is part of a signature, in bytes: half of what the bodies of an execution may take.
+const MAX_SIGNED: u64 = 8_000_000;
 
 /// The audit rule for a body that cannot be shown to the approver in full.
-const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
+const UNKNOWN_LENGTH: &str = "needs a body of known length";
 
 /// Evidence that a granted request was scanned.
 ///
@@ -78,12 +80,12 @@ impl Cleared {
 pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
     record.enter(Stage::Inspect);
     body.check_size()?;
-    let max = grant.limits().request.unwrap_or(MAX_APPROVED);
-    match grant.approval() {
+    match needs_whole_body(grant, head) {
         Some(_) if body.is_end_stream() => return Ok(body),
-        Some(_) if !body.has_length_within(max) => {
+        Some((what, max)) if !body.has_length_within(max) => {
             let is_known = body.size_hint().exact().is_some();
-            record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
+            let too_large = "the body is too large";
+            record.rule(if is_known { format!("{what}: {too_large}") } else { format!("{what} {UNKNOWN_LENGTH}") });
             let too_large = || record.transfer_counts().reached(ExchangeLimit::RequestBytes(max));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
@@ -104,6 +106,20 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
             Err(refusal)
         }
         gathered = timeout_at(began + within, body.buffer(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
+    }
+}
+
+/// Returns what needs the whole body, whatever its size, and the maximum size in bytes.
+fn needs_whole_body(grant: &Grant, head: &Parts) -> Option<(&'static str, u64)> {
+    let max = grant.limits().request;
+    let signed = grant.signs_body(&head.headers).then(|| max.unwrap_or(MAX_SIGNED).min(MAX_SIGNED));
+    match (grant.approval(), signed) {
+        (Some(_), signed) => {
+            let approved = max.unwrap_or(MAX_APPROVED);
+            Some(("approval", signed.map_or(approved, |signed| signed.min(approved))))
+        }
+        (None, Some(signed)) => Some(("the signature", signed)),
+        (None, None) => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Credentials: injected for their hosts, kept in the vault, and found nowhere else.
 
 pub mod auto;
+pub mod aws;
 pub mod credential_theft;
 pub mod injection;
 pub mod own_place;

@@ -1,0 +1,69 @@
+//! The field in which clients of AWS announce the hash of a body.
+
+use http::HeaderMap;
+use http::header::HeaderName;
+
+/// The field with the hash of the body, or with the way in which the body is not signed.
+pub(crate) const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+const UNSIGNED: &str = "UNSIGNED-PAYLOAD";
+const UNSIGNED_CHUNKS: &str = "STREAMING-UNSIGNED-PAYLOAD-TRAILER";
+
+/// The part of a body in a signature, as the client has announced it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AnnouncedPayload {
+    /// Nothing was announced.
+    None,
+    /// The SHA-256 of the body, in lower-case hex digits. The service compares it with the body.
+    Hash(String),
+    /// The body is not signed.
+    Unsigned,
+    /// The body comes in chunks that are not signed, with a checksum behind them.
+    UnsignedChunks,
+}
+
+impl AnnouncedPayload {
+    /// Reads the field. `None` if it is repeated or unknown, or if each chunk of the body has a signature: those of a client
+    /// without the key are worth nothing, and cannot be made anew while a body is sent.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let mut values = headers.get_all(CONTENT_SHA256).iter();
+        let (first, second) = (values.next(), values.next());
+        let Some(value) = first else { return Some(Self::None) };
+        let is_hash =
+            |text: &str| text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        match value.to_str().ok().filter(|_| second.is_none())? {
+            UNSIGNED => Some(Self::Unsigned),
+            UNSIGNED_CHUNKS => Some(Self::UnsignedChunks),
+            hash if is_hash(hash) => Some(Self::Hash(hash.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn clients_announce_how_their_body_is_signed() {
+        let hash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        let rows: [(&[&str], Option<AnnouncedPayload>); 8] = [
+            (&[], Some(AnnouncedPayload::None)),
+            (&[hash], Some(AnnouncedPayload::Hash(hash.to_owned()))),
+            (&["UNSIGNED-PAYLOAD"], Some(AnnouncedPayload::Unsigned)),
+            (&["STREAMING-UNSIGNED-PAYLOAD-TRAILER"], Some(AnnouncedPayload::UnsignedChunks)),
+            (&["STREAMING-AWS4-HMAC-SHA256-PAYLOAD"], None),
+            (&["STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"], None),
+            (&[hash, hash], None),
+            (&["E3B0C44298FC1C149AFBF4C8996FB92427AE41E4649B934CA495991B7852B855"], None),
+        ];
+        for (values, want) in rows {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(CONTENT_SHA256, HeaderValue::from_str(value).unwrap());
+            }
+            assert_eq!(AnnouncedPayload::of(&headers), want, "{values:?}");
+        }
+    }
+}
