@@ -8,6 +8,7 @@ use http::request::Parts;
 use sha2::{Digest, Sha256};
 
 use crate::model::refusal::Verdict;
+use crate::model::trace_context::{TRACEPARENT, TRACESTATE};
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
 use crate::stages::authorize::credential::{SelectedCredential, Swap};
@@ -20,7 +21,7 @@ const PORTION: usize = 512 * 1024;
 
 /// Returns the digest of a request as it will be sent, with the name and placements of the credential instead of its
 /// value. Excludes hop-by-hop fields and values that a client has to generate anew for each request: the key of a
-/// WebSocket handshake (RFC 6455 §4.1) and the nonce that marks placeholders.
+/// WebSocket handshake (RFC 6455 §4.1), the nonce that marks placeholders, a signature for AWS, and the ids of a trace.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for an invalid WebSocket handshake.
@@ -106,6 +107,11 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
     if is_websocket {
         headers.remove(SEC_WEBSOCKET_KEY);
         headers.remove(SEC_WEBSOCKET_EXTENSIONS);
+    }
+    // The ids differ in each attempt. What is forwarded of them is chosen by the proxy, or has a fixed form.
+    headers.remove(TRACEPARENT);
+    if !grant.forwards_trace_context() {
+        headers.remove(TRACESTATE);
     }
     for place in grant.selected_credential().into_iter().flat_map(SelectedCredential::placements) {
         if let Placement::Field(name) = place {

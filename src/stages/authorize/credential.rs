@@ -26,7 +26,7 @@ use crate::policy::credential::{Auth, Credential, Placement};
 use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
-use crate::stages::message::aws_payload::AnnouncedPayload;
+use crate::stages::message::aws_payload::{self, AnnouncedPayload};
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::query;
 
@@ -63,7 +63,10 @@ impl SelectedCredential {
     /// Returns the placements of the credential. Content that the client sends there is removed.
     pub(crate) fn placements(&self) -> Vec<Placement> {
         let by_auth_type = self.uses_auth_type().then(|| self.credential.auth().place()).flatten();
-        self.swaps.iter().map(|swap| swap.place.clone()).chain(by_auth_type).collect()
+        let own = self.swaps.iter().map(|swap| swap.place.clone()).chain(by_auth_type);
+        let replaced = self.scope.iter().flat_map(|_| aws_payload::REPLACED).map(Placement::Field);
+        // The place of a signature is one of them.
+        own.filter(|_| self.scope.is_none()).chain(replaced).collect()
     }
 }
 

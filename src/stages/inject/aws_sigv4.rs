@@ -12,7 +12,7 @@ use aws_sigv4::http_request::{
 };
 use aws_sigv4::sign::v4;
 use aws_smithy_runtime_api::client::identity::Identity;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Uri};
 use http_body::Body;
@@ -22,11 +22,8 @@ use super::set_sensitive;
 use crate::model::refusal::{Deny, Verdict};
 use crate::policy::aws::AwsScope;
 use crate::policy::credential::Credential;
-use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256};
+use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256, REPLACED};
 use crate::stages::message::request_body::RequestBody;
-
-const DATE: HeaderName = HeaderName::from_static("x-amz-date");
-const SECURITY_TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 
 /// Signs a request whose head is complete.
 ///
@@ -47,7 +44,7 @@ pub(super) fn sign_request(
     // The library wipes its copies.
     let identity: Identity = Credentials::new(&*key.access_key_id, text(secret.expose())?, token, None, "exeat").into();
     let announced = AnnouncedPayload::of(&parts.headers).ok_or(Deny::RequestMalformed)?;
-    for name in [AUTHORIZATION, DATE, SECURITY_TOKEN] {
+    for name in REPLACED {
         parts.headers.remove(name);
     }
     let has_payload_field = scope.is_s3() || announced != AnnouncedPayload::None;

@@ -1,10 +1,21 @@
-//! The field in which clients of AWS announce the hash of a body.
+//! Fields of requests that are signed for AWS.
 
 use http::HeaderMap;
-use http::header::HeaderName;
+use http::header::{AUTHORIZATION, HeaderName};
 
 /// The field with the hash of the body, or with the way in which the body is not signed.
 pub(crate) const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+/// The field with the time of the signature.
+pub(crate) const DATE: HeaderName = HeaderName::from_static("x-amz-date");
+/// The fields of a client's own signature, which differ in each attempt. They are removed when a request is signed, with those in which
+/// SDKs count attempts.
+pub(crate) const REPLACED: [HeaderName; 5] = [
+    AUTHORIZATION,
+    DATE,
+    HeaderName::from_static("x-amz-security-token"),
+    HeaderName::from_static("amz-sdk-invocation-id"),
+    HeaderName::from_static("amz-sdk-request"),
+];
 const UNSIGNED: &str = "UNSIGNED-PAYLOAD";
 const UNSIGNED_CHUNKS: &str = "STREAMING-UNSIGNED-PAYLOAD-TRAILER";
 

@@ -115,7 +115,8 @@ fn verify_signature(method: &str, seen: &Seen, (region, service): (&str, &str)) 
 
 #[tokio::test]
 async fn requests_are_signed_however_the_credential_is_chosen() {
-    let rows: [(&str, &[(&str, &str)], (&str, &str)); 4] = [
+    type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], (&'a str, &'a str));
+    let rows: [Row<'_>; 4] = [
         (SQS, &[("exeat-credential", "AWS")], ("us-east-1", "sqs")),
         ("", &[("authorization", CLIENT), ("x-amz-date", "20260101T000000Z")], ("eu-west-3", "sqs")),
         ("region = \"us-east-1\"", &[("exeat-credential", "AWS"), ("authorization", CLIENT)], ("us-east-1", "sqs")),
@@ -437,4 +438,37 @@ async fn a_required_signature_is_the_only_key() {
     verify_signature("GET", &seen, ("us-east-1", "sqs"));
     assert!(!format!("{seen:?}").contains("own"), "{seen:?}");
     lab.by(Way::TunnelH1, "GET", &url, &[], "").await.assert_refused(403, "credential_required");
+}
+
+/// Each attempt of an SDK has another date and signature, and another span of a trace. An approval of one fits the next.
+#[tokio::test]
+async fn an_approval_fits_the_next_attempt() {
+    let (lab, origin) = lab(SQS, "approval = \"required\"\n[admin]\nlisten = \"127.0.0.1:0\"").await;
+    let url = format!("https://api.test:{}/q", origin.port());
+    let send = async |attempt: u32, body: &str| {
+        let authorization = CLIENT.replace("012345", &format!("00000{attempt}"));
+        let (date, count) = (format!("20261127T10000{attempt}Z"), format!("attempt={attempt}; max=3"));
+        let (id, parent) = (format!("id-{attempt}"), format!("00-{:032x}-{:016x}-01", attempt + 1, attempt + 1));
+        let fields = [
+            ("authorization", authorization.as_str()),
+            ("x-amz-date", &date),
+            ("x-amz-security-token", &date),
+            ("amz-sdk-request", &count),
+            ("amz-sdk-invocation-id", &id),
+            ("traceparent", &parent),
+            ("x-amz-target", "Queue.Send"),
+        ];
+        lab.by(Way::TunnelH1, "POST", &url, &fields, body).await
+    };
+    let asked = send(1, "body").await;
+    asked.assert_refused(403, "approval_pending");
+    let id = asked.problem()["approval"].as_str().unwrap().to_owned();
+    let (path, decision) = (format!("/v1/approvals/{id}"), serde_json::json!({ "decision": "approve" }));
+    assert_eq!(lab.admin_request("POST", &path, &decision).await.0, 200);
+    send(2, "another body").await.assert_refused(403, "approval_pending");
+    assert_eq!(send(3, "body").await.status, 200);
+    let seen = origin.last();
+    verify_signature("POST", &seen, ("us-east-1", "sqs"));
+    assert!(seen.headers.keys().all(|name| !name.as_str().starts_with("amz-sdk")), "{seen:?}");
+    send(4, "body").await.assert_refused(403, "approval_pending");
 }
