@@ -195,7 +195,13 @@ mod tests {
             let socket =
                 socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
             socket.set_reuse_address(true).unwrap();
-            socket.bind(&SocketAddr::new(at_port.parse().unwrap(), address.port()).into()).unwrap();
+            let address_at_port = SocketAddr::new(at_port.parse().unwrap(), address.port()).into();
+            let start = std::time::Instant::now();
+            // Another test may have the port for a moment.
+            while let Err(error) = socket.bind(&address_at_port) {
+                assert!(start.elapsed() < std::time::Duration::from_secs(20), "{error}");
+                std::thread::yield_now();
+            }
             socket.listen(1).unwrap();
             assert_eq!(of_connection(address, ours), None, "a listener: {listen} {to}");
             let other = SocketAddr::new(address.ip(), 1);
