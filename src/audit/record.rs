@@ -212,11 +212,23 @@ impl Record {
         }
     }
 
-    /// Returns the trace context of the request to the origin: that of the client, or of the exchange's own span if it is
-    /// traced.
-    #[must_use]
-    pub fn context_for_origin(&self, of_client: Option<TraceParent>) -> Option<TraceParent> {
-        self.trace.as_ref().map(|trace| trace.context()).or(of_client)
+    /// Returns the trace context of the request to the origin: that of the client, as far as it is sent, or of the exchange's own
+    /// span if it is traced.
+    pub fn context_for_origin(&mut self, of_client: Option<TraceParent>) -> Option<TraceParent> {
+        let has_value = self.has_value_in_context();
+        let Some(trace) = &mut self.trace else { return of_client };
+        // The origin gets the ids that the collector gets.
+        if has_value || of_client.is_none() {
+            trace.continues(None);
+        }
+        Some(trace.context())
+    }
+
+    /// Returns whether the client's trace context, whose ids the client chooses, holds a value.
+    fn has_value_in_context(&self) -> bool {
+        let Some(parent) = self.trace.as_ref().and_then(|trace| trace.parent()) else { return false };
+        let texts = [parent.to_string(), format!("{:032x}{:016x}", parent.trace, parent.span)];
+        texts.iter().any(|text| self.redact(text) != *text)
     }
 
     /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
@@ -834,13 +846,9 @@ impl Record {
 
     /// Hands the trace over. Callers that are not identified have none: anybody could fill the collector.
     fn end_trace(&mut self) {
+        let has_value = self.has_value_in_context();
         let Some(mut trace) = self.trace.take() else { return };
         let (Some((task, _)), Some(traces)) = (&self.caller, self.sink.traces()) else { return };
-        // The client chooses the ids in its context, so they can hold a value.
-        let has_value = trace.parent().is_some_and(|parent| {
-            let text = parent.to_string();
-            self.redact(&text) != text
-        });
         if self.found || has_value {
             trace.continues(None);
         }

@@ -12,10 +12,12 @@ use crate::model::refusal::Stage;
 use crate::model::trace_context::TraceParent;
 use crate::model::unique_id;
 
-/// The most exchanges that wait to be sent, of one task and of all. Further ones are dropped: nothing waits for a collector.
-const MAX_WAITING: [usize; 2] = [1_024, 2_048];
+/// The most exchanges that wait to be sent. Further ones are dropped: nothing waits for a collector.
+const MAX_WAITING: usize = 2_048;
+/// The most waiting exchanges of one task.
+const MAX_OF_TASK: usize = 1_024;
 /// The number of waiting exchanges from which they are sent at once.
-const MANY: usize = 512;
+const SEND_FROM: usize = 512;
 /// The most changes of the stage of an exchange that are kept.
 const MAX_CHANGES: usize = 32;
 /// The maximum length of a path in a span, in characters. Spans are kept in memory.
@@ -121,16 +123,15 @@ impl Traces {
 
     /// Adds the span of an exchange, unless too many wait.
     pub(super) fn add(&self, task: &str, exchange: ExchangeSpan) {
-        let [most_of_task, most] = MAX_WAITING;
         let waiting = &mut *self.waiting.lock();
         let of_task = waiting.of_tasks.get(task).copied().unwrap_or_default();
-        if of_task >= most_of_task || waiting.exchanges.len() >= most {
+        if of_task >= MAX_OF_TASK || waiting.exchanges.len() >= MAX_WAITING {
             waiting.counts.dropped = waiting.counts.dropped.saturating_add(1);
             return;
         }
         waiting.of_tasks.insert(task.to_owned(), of_task.saturating_add(1));
         waiting.exchanges.push(exchange);
-        if waiting.exchanges.len() >= MANY {
+        if waiting.exchanges.len() >= SEND_FROM {
             self.many.notify_one();
         }
     }
@@ -221,13 +222,14 @@ impl OpenTrace {
         let [exchange, forward] = self.spans;
         let since = |at: Instant| at.saturating_duration_since(started);
         let mut spans: Vec<StageSpan> = Vec::with_capacity(self.stages.len());
-        let mut is_forwarding = false;
+        let (mut is_forwarding, mut has_forwarded) = (false, false);
         for (at, (stage, time)) in self.stages.iter().enumerate() {
             let began = since(*time);
             let end_of = |is_end: &dyn Fn(Stage) -> bool| {
                 let mut later = self.stages.iter().skip(at.saturating_add(1));
                 later.find(|(stage, _)| is_end(*stage)).map_or(ended, |(_, time)| since(*time))
             };
+            // Forwarding goes on while it dials, so its span ends with the last of both.
             let is_part = matches!(stage, Stage::Forward | Stage::Dial);
             if is_part && is_forwarding && *stage == Stage::Forward {
                 continue;
@@ -238,7 +240,9 @@ impl OpenTrace {
                 _ => end_of(&|_| true),
             };
             let number = u64::try_from(spans.len()).unwrap_or_default();
-            let id = if *stage == Stage::Forward { forward } else { exchange.wrapping_add(number).wrapping_add(1) };
+            let is_first = *stage == Stage::Forward && !has_forwarded;
+            has_forwarded |= is_first;
+            let id = if is_first { forward } else { exchange.wrapping_add(number).wrapping_add(1) };
             let parent = if is_nested { forward } else { exchange };
             spans.push(StageSpan { id, parent, stage: *stage, began, duration: until.saturating_sub(began) });
             is_forwarding = is_part && (is_forwarding || *stage == Stage::Forward);
@@ -254,8 +258,11 @@ fn error_of(line: &Line) -> String {
 /// Returns the attributes, with the names of OpenTelemetry's semantic conventions for HTTP where there is one.
 fn attributes(line: &Line) -> Vec<(&'static str, Attribute)> {
     let path = line.path.as_deref().map(|path| path.chars().take(MAX_PATH).collect::<String>());
+    let method = line.method.as_deref();
+    let is_known = method.is_none_or(|method| METHODS.contains(&method));
     let texts = [
-        ("http.request.method", line.method.as_deref()),
+        ("http.request.method", if is_known { method } else { Some("_OTHER") }),
+        ("http.request.method_original", method.filter(|_| !is_known)),
         ("url.scheme", line.scheme.as_deref()),
         ("server.address", line.host.as_deref()),
         ("url.path", path.as_deref()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, HeaderName, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::task::spawn_blocking;
@@ -36,10 +36,20 @@ const MAX_HEAD: usize = 64 * 1024;
 pub(super) struct HttpSender {
     url: HookUrl,
     content_type: &'static str,
-    /// Fields with values from elsewhere.
-    fields: Vec<(HeaderName, Source)>,
+    fields: Vec<SecretField>,
     connect: Connect,
     connection: Option<Connection>,
+}
+
+/// A field with a value from elsewhere.
+#[derive(Clone)]
+pub(super) struct SecretField {
+    /// The name of the field.
+    pub(super) name: HeaderName,
+    /// The source of its value.
+    pub(super) source: Source,
+    /// The key of the configuration that names the source.
+    pub(super) key: String,
 }
 
 struct Connection {
@@ -51,7 +61,7 @@ struct Connection {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     /// The document is too large for the server.
-    #[error("the server refuses the size of a batch")]
+    #[error("the server refuses the size of a document")]
     TooLarge,
     /// The server answered with another status than 2xx.
     #[error("the server answered {status}")]
@@ -62,8 +72,8 @@ pub(super) enum SendError {
         retry_after: Option<Duration>,
     },
     /// The value of a field cannot be read.
-    #[error("the value of {0}: {1}")]
-    Field(HeaderName, String),
+    #[error("{0}: {1}")]
+    Field(String, String),
     /// The connection cannot be opened, or has failed.
     #[error("{0}")]
     Connection(String),
@@ -93,7 +103,7 @@ impl HttpSender {
     pub(super) fn new(
         (server, url): (OwnServer, HookUrl),
         content_type: &'static str,
-        fields: Vec<(HeaderName, Source)>,
+        fields: Vec<SecretField>,
         own_servers: &OwnServers<'_>,
     ) -> Self {
         let HookUrl { host, port, is_tls, .. } = &url;
@@ -101,19 +111,20 @@ impl HttpSender {
         Self { url, content_type, fields, connect, connection: None }
     }
 
-    /// Sends a document.
+    /// Sends a document. Returns the body of the response, or nothing if it cannot be read.
     ///
     /// # Errors
     /// [`SendError`]. The server may have taken the document.
-    pub(super) async fn send(&mut self, document: Vec<u8>) -> Result<(), SendError> {
+    pub(super) async fn send(&mut self, document: Vec<u8>) -> Result<Bytes, SendError> {
         // A connection that fails is not used again.
         let connection = match self.connection.take().filter(|connection| !connection.sender.is_closed()) {
             Some(connection) => connection,
             None => self.open().await?,
         };
         let sent = timeout(SEND_TIMEOUT, self.post(connection, document));
-        self.connection = sent.await.map_err(|_| SendError::no_answer())??;
-        Ok(())
+        let (connection, body) = sent.await.map_err(|_| SendError::no_answer())??;
+        self.connection = connection;
+        Ok(body)
     }
 
     /// Connects, to see whether the server can be reached and the values of fields be read.
@@ -137,16 +148,20 @@ impl HttpSender {
         opened.await.map_err(|_| SendError::no_answer())?
     }
 
-    /// Returns the connection if it can be used again.
-    async fn post(&self, mut connection: Connection, document: Vec<u8>) -> Result<Option<Connection>, SendError> {
+    /// Returns the connection if it can be used again, and the body of the response.
+    async fn post(
+        &self,
+        mut connection: Connection,
+        document: Vec<u8>,
+    ) -> Result<(Option<Connection>, Bytes), SendError> {
         let request = self.request(document).await?;
         connection.sender.ready().await?;
         let (head, body) = connection.sender.send_request(request).await?.into_parts();
         // The status decides. The rest only shows whether the connection can be used again.
         let read = timeout(BODY_TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
-        let is_read = read.is_ok_and(|body| body.is_ok());
+        let read = read.ok().and_then(Result::ok).map(Collected::to_bytes);
         match head.status {
-            status if status.is_success() => Ok(is_read.then_some(connection)),
+            status if status.is_success() => Ok((read.is_some().then_some(connection), read.unwrap_or_default())),
             StatusCode::PAYLOAD_TOO_LARGE => Err(SendError::TooLarge),
             status => Err(SendError::Status { status, retry_after: retry_after(&head.headers) }),
         }
@@ -175,11 +190,11 @@ impl HttpSender {
     }
 }
 
-fn read_field((name, source): (HeaderName, Source)) -> Result<(HeaderName, HeaderValue), SendError> {
+fn read_field(SecretField { name, source, key }: SecretField) -> Result<(HeaderName, HeaderValue), SendError> {
     let value = source::read_source(&source, &|name| std::env::var(name).ok());
-    let value = value.map_err(|error| SendError::Field(name.clone(), error.to_string()))?;
+    let value = value.map_err(|error| SendError::Field(key.clone(), error.to_string()))?;
     let mut value = HeaderValue::from_bytes(value.expose())
-        .map_err(|_| SendError::Field(name.clone(), "it is not a value of a header field".to_owned()))?;
+        .map_err(|_| SendError::Field(key, "the value is not one of a header".to_owned()))?;
     value.set_sensitive(true);
     Ok((name, value))
 }

@@ -7,7 +7,7 @@ use http::header::AUTHORIZATION;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::http_sender::{HttpSender, SendError};
+use super::http_sender::{HttpSender, SecretField, SendError};
 use super::own_server::{OwnServers, ServerAddress};
 use crate::ledger::{Connect, Stream};
 use crate::policy::log_collector::LogCollector;
@@ -33,7 +33,11 @@ impl LogSender {
     pub(super) fn new(shipping: &Shipping, own_servers: &OwnServers<'_>) -> Self {
         match &shipping.collector {
             LogCollector::Http(url) => {
-                let authorization = shipping.authorization.iter().map(|source| (AUTHORIZATION, source.clone()));
+                let authorization = shipping.authorization.iter().map(|source| SecretField {
+                    name: AUTHORIZATION,
+                    source: source.clone(),
+                    key: "ship_authorization".to_owned(),
+                });
                 // The URL itself may hold a token, too.
                 let server = if url.is_tls { OwnServer::AuthenticatingCollector } else { OwnServer::OpenCollector };
                 let (to, fields) = ((server, url.clone()), authorization.collect());
@@ -55,7 +59,7 @@ impl LogSender {
     /// [`SendError`]. Some of the lines may have been sent.
     pub(super) async fn send(&mut self, lines: Vec<u8>) -> Result<(), SendError> {
         match self {
-            Self::Http(sender) => sender.send(lines).await,
+            Self::Http(sender) => sender.send(lines).await.map(drop),
             Self::Syslog(sender) => sender.send(&lines).await,
         }
     }

@@ -24,6 +24,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -275,16 +276,20 @@ impl Daemon {
         let last_requests = tokio::time::timeout(LAST_REQUESTS, self.services.tracker.wait());
         let _ = self.services.abort.run_until_cancelled(last_requests).await;
         // The new process, which waits for the end of this one, sends the lines that are left.
-        self.stop(LogShipping::hand_over).await
+        self.stop(LogShipping::hand_over, TraceExporting::hand_over).await
     }
 
     /// Stops accepting, lets requests in flight finish within `drain_timeout`, aborts the others, and flushes the audit
     /// log. Returns true if nothing was aborted and the log was flushed.
     pub async fn shutdown(self) -> bool {
-        self.stop(LogShipping::finish).await
+        self.stop(LogShipping::finish, TraceExporting::finish).await
     }
 
-    async fn stop<F: Future<Output = ()>>(self, end_shipping: impl FnOnce(LogShipping) -> F) -> bool {
+    async fn stop<S: Future<Output = ()>, T: Future<Output = ()>>(
+        self,
+        end_shipping: impl FnOnce(LogShipping) -> S,
+        end_tracing: impl FnOnce(TraceExporting) -> T,
+    ) -> bool {
         // The kernel refuses connections from now on.
         drop(self.takeover);
         self.services.drain.cancel();
@@ -304,12 +309,9 @@ impl Daemon {
         });
         let closed = closing.await.is_ok();
         let flushed = self.services.audit.flush().await.is_ok();
-        if let Some(shipping) = self.shipping {
-            end_shipping(shipping).await;
-        }
-        if let Some(exporting) = self.trace_exporting {
-            exporting.finish().await;
-        }
+        let shipping = OptionFuture::from(self.shipping.map(end_shipping));
+        let tracing = OptionFuture::from(self.trace_exporting.map(end_tracing));
+        tokio::join!(shipping, tracing);
         drained && closed && flushed
     }
 

@@ -1,4 +1,5 @@
-//! Connects to the daemon's own servers, at addresses from the proxy's own resolver: a shared ledger, a log collector.
+//! Connects to the daemon's own servers, at addresses from the proxy's own resolver: a shared ledger, collectors of the log and
+//! of traces, a server that is told of approvals.
 
 use std::io;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::http_sender::{HttpSender, SendError};
+use super::http_sender::{HttpSender, SecretField, SendError};
 use super::own_server::OwnServers;
 use crate::audit::traces::{Attribute, ExchangeSpan, StageSpan, TraceCounts, Traces};
 use crate::model::refusal::Stage;
@@ -39,8 +39,12 @@ const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), D
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The time limit for the last spans when the daemon ends.
 const LAST_SPANS: Duration = Duration::from_secs(2);
-/// The bits of `flags` that say whether the parent is in another process (`SpanFlags` of the protocol).
-const PARENT_IS_REMOTE: [u32; 2] = [0x100, 0x300];
+/// The same when another process takes over and waits for the end.
+const LAST_BATCH: Duration = Duration::from_millis(250);
+/// The bits of `flags` (`SpanFlags` of the protocol): the trace is recorded, and the parent is in this process, or in another.
+const SAMPLED: u32 = 1;
+const LOCAL_PARENT: u32 = 0x100;
+const REMOTE_PARENT: u32 = 0x300;
 
 /// The task, before it runs.
 pub(super) struct TraceExporter {
@@ -60,9 +64,18 @@ pub(super) struct TraceExporting {
 
 impl TraceExporting {
     /// Sends the spans that wait, for a limited time.
-    pub(super) async fn finish(mut self) {
+    pub(super) async fn finish(self) {
+        self.end_within(LAST_SPANS).await;
+    }
+
+    /// As [`Self::finish`], for a short time, because another process waits.
+    pub(super) async fn hand_over(self) {
+        self.end_within(LAST_BATCH).await;
+    }
+
+    async fn end_within(mut self, limit: Duration) {
         self.stop.cancel();
-        if timeout(LAST_SPANS, &mut self.task).await.is_err() {
+        if timeout(limit, &mut self.task).await.is_err() {
             self.task.abort();
         }
     }
@@ -73,9 +86,15 @@ impl TraceExporter {
     pub(super) fn new(export: &TraceExport, traces: Arc<Traces>, own_servers: &OwnServers<'_>) -> Option<Self> {
         let TraceExport { endpoint, headers, sample: _, service_name } = export;
         // Without a key, anybody who reaches the collector can write to it.
-        let server = if headers.is_empty() { OwnServer::OpenCollector } else { OwnServer::AuthenticatingCollector };
+        let server =
+            if headers.is_empty() { OwnServer::OpenTraceCollector } else { OwnServer::AuthenticatingCollector };
         let to = (server, endpoint.clone());
-        let sender = HttpSender::new(to, "application/x-protobuf", headers.clone(), own_servers);
+        let fields = headers.iter().map(|(name, source)| SecretField {
+            name: name.clone(),
+            source: source.clone(),
+            key: format!("headers.{name}"),
+        });
+        let sender = HttpSender::new(to, "application/x-protobuf", fields.collect(), own_servers);
         let instance = unique_id::new().to_string();
         let attributes = [
             ("service.name", service_name.as_str()),
@@ -101,13 +120,17 @@ impl TraceExporter {
 
     async fn run(mut self) {
         let (stop, traces) = (self.stop.clone(), self.traces.clone());
+        // The address of a collector without a key is denied to sandboxes once it is known.
+        if let Some(Err(error)) = stop.run_until_cancelled(self.try_open()).await {
+            self.note_failure(&error, 0);
+        }
         loop {
             // Before the spans are taken: those of the last requests are sent, too.
             let is_last = stop.is_cancelled();
             let mut exchanges = traces.take();
             while !exchanges.is_empty() {
                 let rest = exchanges.split_off(exchanges.len().min(MAX_BATCH));
-                self.deliver(exchanges).await;
+                self.deliver_parts(exchanges).await;
                 exchanges = rest;
             }
             if is_last {
@@ -121,13 +144,31 @@ impl TraceExporter {
         }
     }
 
+    /// Sends exchanges, in two parts each time that the collector refuses their size, so that large ones drop no others.
+    async fn deliver_parts(&mut self, exchanges: Vec<ExchangeSpan>) {
+        let mut parts = vec![exchanges];
+        while let Some(mut part) = parts.pop() {
+            if let Err(SendError::TooLarge) = self.deliver(&part, part.len() > 1).await {
+                let second = part.split_off(part.len() / 2);
+                parts.extend([second, part]);
+            }
+        }
+    }
+
     /// Sends exchanges, or drops them if the collector refuses them or fails several times.
-    async fn deliver(&mut self, exchanges: Vec<ExchangeSpan>) {
+    ///
+    /// # Errors
+    /// [`SendError::TooLarge`], if they can be sent in parts.
+    async fn deliver(&mut self, exchanges: &[ExchangeSpan], can_split: bool) -> Result<(), SendError> {
         let count = u64::try_from(exchanges.len()).unwrap_or(u64::MAX);
         let document = self.document(exchanges);
         let mut pauses = PAUSES.into_iter();
         let outcome = loop {
-            let Err(error) = self.sender.send(document.clone()).await else { break Ok(()) };
+            let error = match self.sender.send(document.clone()).await {
+                Ok(body) => break Ok(body),
+                Err(SendError::TooLarge) if can_split => return Err(SendError::TooLarge),
+                Err(error) => error,
+            };
             let asked = match &error {
                 SendError::Status { retry_after, .. } => retry_after.map(|asked| asked.min(MAX_PAUSE)),
                 _ => None,
@@ -138,27 +179,38 @@ impl TraceExporter {
             let _ = self.stop.run_until_cancelled(sleep(asked.unwrap_or(pause).max(pause))).await;
         };
         match outcome {
-            Ok(()) => {
-                self.has_failed = false;
+            Ok(body) => {
                 self.traces.count(TraceCounts { sent: count, dropped: 0 });
+                match rejected_spans(&body) {
+                    0 => self.has_failed = false,
+                    spans if !std::mem::replace(&mut self.has_failed, true) => {
+                        tracing::warn!(spans, "the collector has rejected spans");
+                    }
+                    _ => {}
+                }
             }
             Err(error) => {
                 self.traces.count(TraceCounts { sent: 0, dropped: count });
-                // Once for each outage.
-                if !std::mem::replace(&mut self.has_failed, true) {
-                    tracing::warn!(%error, exchanges = count, "the collector did not take traces; they are dropped");
-                }
+                self.note_failure(&error, count);
             }
+        }
+        Ok(())
+    }
+
+    /// Logs the first failure of an outage.
+    fn note_failure(&mut self, error: &SendError, exchanges: u64) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            tracing::warn!(%error, exchanges, "the collector of traces fails; traces are dropped until it takes them");
         }
     }
 
-    fn document(&self, exchanges: Vec<ExchangeSpan>) -> Vec<u8> {
+    fn document(&self, exchanges: &[ExchangeSpan]) -> Vec<u8> {
         let scope = InstrumentationScope {
             name: "exeat".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ..InstrumentationScope::default()
         };
-        let spans = exchanges.into_iter().flat_map(spans_of).collect();
+        let spans = exchanges.iter().cloned().flat_map(spans_of).collect();
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, schema_url: String::new() }];
         let resource_spans =
             vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans, schema_url: String::new() }];
@@ -193,11 +245,16 @@ fn may_pass(error: &SendError) -> bool {
     }
 }
 
+/// Returns the number of spans that a collector has rejected although it answered with success.
+fn rejected_spans(body: &[u8]) -> i64 {
+    let answer = ExportTraceServiceResponse::decode(body).unwrap_or_default();
+    answer.partial_success.map_or(0, |partial| partial.rejected_spans)
+}
+
 /// Returns the span of an exchange, and those of its stages.
 fn spans_of(exchange: ExchangeSpan) -> Vec<Span> {
     let ExchangeSpan { trace, id, parent, name, began, duration, attributes, error, stages } = exchange;
     let began = nanoseconds(began);
-    let [local, remote] = PARENT_IS_REMOTE;
     let attributes = attributes.into_iter().map(|(name, value)| match value {
         Attribute::Text(text) => pair(name, Value::StringValue(text)),
         Attribute::Number(number) => pair(name, Value::IntValue(i64::try_from(number).unwrap_or(i64::MAX))),
@@ -207,7 +264,7 @@ fn spans_of(exchange: ExchangeSpan) -> Vec<Span> {
         trace_id: trace.to_be_bytes().to_vec(),
         span_id: id.to_be_bytes().to_vec(),
         parent_span_id: parent.map(|parent| parent.to_be_bytes().to_vec()).unwrap_or_default(),
-        flags: remote,
+        flags: SAMPLED | if parent.is_some() { REMOTE_PARENT } else { 0 },
         name: name.to_owned(),
         kind: SpanKind::Server.into(),
         start_time_unix_nano: began,
@@ -223,7 +280,7 @@ fn spans_of(exchange: ExchangeSpan) -> Vec<Span> {
             trace_id: trace.to_be_bytes().to_vec(),
             span_id: id.to_be_bytes().to_vec(),
             parent_span_id: parent.to_be_bytes().to_vec(),
-            flags: local,
+            flags: SAMPLED | LOCAL_PARENT,
             name: stage.as_str().to_owned(),
             kind: kind.into(),
             start_time_unix_nano: began,

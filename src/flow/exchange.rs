@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::Services;
 use crate::audit::record::Record;
-use crate::model::refusal::Verdict;
+use crate::model::refusal::{Stage, Verdict};
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::forward::{Received, UpgradedOrigin};
 use crate::stages::limit::{self, CheckedResponse};
@@ -79,7 +79,10 @@ pub(super) async fn run(
         None => approved.within_time_limit(&counts, services.resolver.pin(&policy, admitted, record)).await?,
         // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply
         // to it than to the tunnel.
-        Some(pin) => services.resolver.recheck(&policy, admitted, pin, record)?,
+        Some(pin) => {
+            record.enter(Stage::Pin);
+            services.resolver.recheck(&policy, admitted, pin, record)?
+        }
     };
     let outbound = inject::build_request(approved, pinned, services.settings.proxy.via, record)?;
     // Writes the audit line `decided`, after all stages that decide. Nothing is sent if it cannot be written. The

@@ -91,6 +91,8 @@ async fn pin_and_connect(
             record.enter(Stage::Dial);
             let (origin, address) = services.forwarder.connect(&admitted, &pinned, &record.transfer_counts()).await?;
             record.address(address.ip());
+            // The client's first bytes are waited for, and their name is checked.
+            record.enter(Stage::Sni);
             Some(origin)
         }
     };
@@ -108,7 +110,6 @@ impl Tunnel {
             Ok(None) => return record.abandoned(),
             Err(refusal) => return record.failed(refusal),
         };
-        record.enter(Stage::Sni);
         let checked = match &first {
             FirstProtocol::Tls(hello) => sni::check(&self.admitted, hello),
             FirstProtocol::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),

@@ -1,10 +1,12 @@
 //! `[traces]`: the collector of traces.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use http::HeaderName;
 use http::header::{
-    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, TE, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    USER_AGENT,
 };
 use toml::Value;
 
@@ -14,8 +16,20 @@ use super::settings::Source;
 
 const TRACE_ENDPOINT: &str = "endpoint = \"https://HOST:4318/v1/traces\"";
 /// The fields of the requests to a collector of traces that are not free.
-const FRAMING_FIELDS: [HeaderName; 9] =
-    [CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, TE, TRANSFER_ENCODING, UPGRADE, USER_AGENT];
+const FRAMING_FIELDS: [HeaderName; 12] = [
+    CONNECTION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_TYPE,
+    EXPECT,
+    HOST,
+    HeaderName::from_static("keep-alive"),
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    USER_AGENT,
+];
 
 /// `[traces]`: the collector that the traces of exchanges are sent to, by OTLP over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,12 +108,14 @@ pub(super) fn read(mut s: Section<'_>, base: &Path, findings: &Findings) -> Opti
     if !headers.is_empty() && !endpoint.is_tls {
         findings.problem(s.at("headers"), "they would be sent without TLS", "an https:// URL");
     }
+    let mut seen = HashSet::new();
     let headers = headers.into_iter().filter_map(|(name, source)| {
         let known = HeaderName::from_bytes(name.as_bytes()).ok().filter(|name| !FRAMING_FIELDS.contains(name));
+        let known = known.filter(|known| seen.insert(known.clone()));
         if known.is_none() {
             findings.problem(
                 s.at("headers"),
-                format!("{name:?} cannot be set"),
+                format!("{name:?} cannot be set, or is repeated"),
                 "the name of a header field for a key",
             );
         }

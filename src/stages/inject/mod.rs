@@ -115,7 +115,7 @@ fn build(
     request: Request<RequestBody>,
     pinned: &PinnedTarget,
     via: bool,
-    record: &Record,
+    record: &mut Record,
 ) -> Verdict<Request<RequestBody>> {
     let (mut parts, mut body) = request.into_parts();
     // The policy may have changed since the body was wrapped.
@@ -211,8 +211,8 @@ fn decodable(headers: &HeaderMap, pool: &WindowPool) -> Option<HeaderValue> {
     HeaderValue::from_str(&kept.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Injects the credential where its type defines or where its placeholder is. This is the only place that exposes a
-/// value to the upstream request, but for the key that `aws_sigv4` signs with.
+/// Injects the credential where its type defines or where its placeholder is. Only this and `aws_sigv4`,
+/// which writes a session token, expose values to the upstream request.
 fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();

@@ -8,6 +8,7 @@ use super::strip;
 use crate::model::trace_context::{TRACEPARENT, TRACESTATE, TraceParent};
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
+use crate::stages::message::aws_payload;
 use crate::stages::message::headers;
 use crate::stages::message::headers::{HopByHop, PARTIAL, UNREDACTABLE, is_one_of};
 
@@ -21,17 +22,22 @@ pub(crate) struct UnsentFields<'g> {
     redaction: Option<bool>,
     /// The fields of the trace context are forwarded.
     keeps_trace_context: bool,
+    /// The request is signed for AWS, in place of the client's own signature.
+    is_signed: bool,
 }
 
 impl<'g> UnsentFields<'g> {
     /// Reads the fields of the request that `grant` was given for.
     pub(crate) fn of(grant: &'g Grant, headers: &HeaderMap) -> Self {
+        let hop_by_hop = HopByHop::of(headers);
+        let has_context = !hop_by_hop.contains(&TRACEPARENT) && TraceParent::of(headers).is_some();
         Self {
-            hop_by_hop: HopByHop::of(headers),
             removes_overrides: grant.is_restricted(),
             reserved: grant.reserved_placements(),
             // Without a valid `traceparent`, `tracestate` has no meaning.
-            keeps_trace_context: grant.forwards_trace_context() && TraceParent::of(headers).is_some(),
+            keeps_trace_context: grant.forwards_trace_context() && has_context,
+            hop_by_hop,
+            is_signed: grant.selected_credential().is_some_and(|chosen| chosen.scope.is_some()),
             redaction: (!grant.values_in_response().is_empty()).then(|| grant.may_know_credential()),
         }
     }
@@ -42,6 +48,7 @@ impl<'g> UnsentFields<'g> {
         // payloads, which could then not be scanned.
         [HOST, EXPECT, CONTENT_LENGTH, SEC_WEBSOCKET_EXTENSIONS].contains(name)
             || self.hop_by_hop.contains(name)
+            || (self.is_signed && aws_payload::REPLACED.contains(name))
             || (!self.keeps_trace_context && [TRACEPARENT, TRACESTATE].contains(name))
             || (self.removes_overrides && headers::is_override(name))
             // The sandbox could send keys of its own.

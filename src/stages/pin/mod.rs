@@ -112,8 +112,10 @@ pub enum OwnServer {
     Ledger,
     /// A server that takes log lines or traces of those who have a credential. It may share its addresses with other sites.
     AuthenticatingCollector,
-    /// A server that takes log lines or traces of anybody.
+    /// A server that takes log lines of anybody.
     OpenCollector,
+    /// A server that takes traces of anybody.
+    OpenTraceCollector,
     /// A server that is told of approvals. It knows the proxy by a signature or by the secret in its URL, and may share its
     /// addresses with other sites.
     ApprovalHook,
@@ -121,14 +123,16 @@ pub enum OwnServer {
 
 impl OwnServer {
     fn is_denied(self) -> bool {
-        matches!(self, Self::Ledger | Self::OpenCollector)
+        matches!(self, Self::Ledger | Self::OpenCollector | Self::OpenTraceCollector)
     }
 
     /// Returns the rule that refuses requests to the server.
     fn rule(self) -> &'static str {
         match self {
             Self::Ledger => "address: the proxy's own ledger",
-            Self::AuthenticatingCollector | Self::OpenCollector => "address: the proxy's own collector",
+            Self::AuthenticatingCollector | Self::OpenCollector | Self::OpenTraceCollector => {
+                "address: the proxy's own collector"
+            }
             Self::ApprovalHook => "address: the proxy's own approval hook",
         }
     }
@@ -260,7 +264,6 @@ impl Resolver {
         pinned: &PinnedTarget,
         record: &mut Record,
     ) -> Verdict<PinnedTarget> {
-        record.enter(Stage::Pin);
         let (admitted_target, pinned_target) = (admitted.target(), &pinned.target);
         if admitted_target.host() != pinned_target.host() || admitted_target.port() != pinned_target.port() {
             return Err(Deny::AuthorityMismatch.into());

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,12 +13,12 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status, status};
 use prost::Message;
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::clients::clients;
-use crate::lab::client::Way;
+use crate::lab::client::{Way, read_head};
 use crate::lab::{self, KEY, Lab, LabBuilder, Origin, wait_until};
 
 const CLIENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -229,7 +230,7 @@ async fn without_a_collector_the_context_is_forwarded_as_it_came() {
 async fn a_value_in_the_context_does_not_reach_the_collector() {
     let value = "k7Qz2mXv9LpW4sVt";
     let coded = format!("00-{}-00f067aa0ba902b7-01", hex(value.as_bytes()));
-    for (owner, forwards) in [("t", false), ("t", true), ("u", false)] {
+    for (owner, forwards) in [("t", false), ("t", true), ("u", false), ("u", true)] {
         let builder = LabBuilder::new().await;
         let (origin, collector) = (builder.origin("api.test").await, builder.origin_h1("collector.test").await);
         fs::write(builder.dir.path().join("value"), value).unwrap();
@@ -252,7 +253,11 @@ async fn a_value_in_the_context_does_not_reach_the_collector() {
         let path = traced.get(&format!("/{value}"), &[]).await;
         let want = if owner == "t" { [403; 3] } else { [200; 3] };
         assert_eq!([context, state, path], want, "{owner} {forwards}");
-        assert!(origin.seen().iter().all(|seen| !seen.headers.contains_key("traceparent")), "{:?}", origin.seen());
+        let coded = hex(value.as_bytes());
+        let sent: Vec<_> =
+            origin.seen().into_iter().filter_map(|seen| seen.headers.get("traceparent").cloned()).collect();
+        assert_eq!(sent.len(), if owner == "u" && forwards { 3 } else { 0 });
+        assert!(sent.iter().all(|context| !context.to_str().unwrap().contains(&coded)), "{sent:?}");
         let spans = traced.spans().await;
         assert_eq!(exchanges(&spans).len(), 3);
         for seen in bodies.seen() {
@@ -295,35 +300,134 @@ async fn a_share_of_zero_traces_nothing() {
     assert_eq!(traced.spans().await.len(), 0);
 }
 
-/// Requests do not wait for a collector that is not there, and what it does not take is counted.
+/// Returns the number of exchanges with this result in the metrics.
+async fn counted(lab: &Lab, result: &str) -> u64 {
+    let metrics = lab.admin_reply("GET", "/metrics", &Value::Null).await;
+    let name = format!("exeat_traced_exchanges_total{{result=\"{result}\"}} ");
+    metrics.text().lines().find_map(|line| line.strip_prefix(&name)).unwrap().parse().unwrap()
+}
+
+/// Waits until this many exchanges have the result.
+async fn wait_for_count(lab: &Lab, result: &str, want: u64) {
+    let start = Instant::now();
+    while counted(lab, result).await < want {
+        assert!(start.elapsed() < lab::TIMEOUT, "{result}");
+    }
+    assert_eq!(counted(lab, result).await, want);
+}
+
+async fn with_collector(builder: LabBuilder, url: &str) -> (Lab, String) {
+    let origin = builder.origin("api.test").await;
+    let text =
+        format!("[traces]\nendpoint = \"{url}\"\n[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port()));
+    (builder.proxy(&text).await, format!("https://api.test:{}/", origin.port()))
+}
+
+/// A collector that takes connections and answers nothing delays neither requests nor a takeover, and the end only for a while.
 #[tokio::test]
-async fn a_collector_that_refuses_delays_nothing() {
+async fn a_silent_collector_delays_nothing() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    for hands_over in [true, false] {
+        let (lab, url) = with_collector(LabBuilder::new().await, &url).await;
+        for _ in 0..20 {
+            assert_eq!(lab.get(&url).await.status, 200);
+        }
+        let start = Instant::now();
+        if hands_over {
+            lab.daemon.hand_over().await;
+            assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        } else {
+            lab.daemon.shutdown().await;
+            assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        }
+    }
+}
+
+/// Spans that a collector refuses are counted as dropped; those of a batch that is too large are sent in parts.
+#[tokio::test]
+async fn refused_spans_are_counted_and_large_batches_are_sent_in_parts() {
+    for status in [400, 413] {
+        let collector = Origin::http().await;
+        let at = format!("http://127.0.0.1:{}/status?{status}", collector.port());
+        let (lab, url) = with_collector(LabBuilder::new().await, &at).await;
+        for _ in 0..4 {
+            assert_eq!(lab.get(&url).await.status, 200);
+        }
+        wait_for_count(&lab, "dropped", 4).await;
+        assert_eq!(counted(&lab, "sent").await, 0);
+        let sizes: Vec<usize> = collector.seen().iter().map(|seen| exchanges(&spans_in(&seen.body)).len()).collect();
+        if status == 400 {
+            assert_eq!(sizes.iter().sum::<usize>(), 4, "each is sent once: {sizes:?}");
+        } else {
+            assert_eq!(sizes.iter().filter(|size| **size == 1).count(), 4, "each is sent alone in the end: {sizes:?}");
+        }
+    }
+}
+
+/// A collector that is not available for a moment gets the same spans again.
+#[tokio::test]
+async fn spans_are_sent_again_to_a_collector_that_comes_back() {
+    let place = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = place.local_addr().unwrap();
+    drop(place);
+    let (lab, url) = with_collector(LabBuilder::new().await, &format!("http://{address}/")).await;
+    assert_eq!(lab.get(&url).await.status, 200);
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let answer = async {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let head = read_head(&mut stream).await;
+            // The connection at the start sends nothing.
+            if head.starts_with("POST /v1/traces") {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                return stream;
+            }
+        }
+    };
+    let _stream = timeout(lab::TIMEOUT, answer).await.unwrap();
+    wait_for_count(&lab, "sent", 1).await;
+    assert_eq!(counted(&lab, "dropped").await, 0);
+}
+
+/// A field that the client itself calls hop-by-hop is not continued to the origin, and the collector has the same ids.
+#[tokio::test]
+async fn a_context_that_is_not_forwarded_is_not_continued_to_the_origin() {
+    let traced = Traced::start(KEYED, "trace_context = true").await;
+    let to = format!("api.test:{}", traced.origin.port());
+    let request = http::Request::get("/").header("host", &to).header("traceparent", CLIENT);
+    let request = request.header("connection", "traceparent").header("tracestate", "vendor=text");
+    let request = request.body(crate::lab::client::empty()).unwrap();
+    assert_eq!(traced.lab.send_in_tunnel(&to, request).await.status, 200);
+    let sent = traced.origin.last().headers;
+    assert!(!sent.contains_key("tracestate"));
+    let spans = traced.spans().await;
+    let forward = spans.iter().find(|span| span.name == "forward").unwrap();
+    assert_ne!(hex(&forward.trace_id), CLIENT[3..35]);
+    assert_eq!(sent["traceparent"], format!("00-{}-{}-01", hex(&forward.trace_id), hex(&forward.span_id)));
+}
+
+/// Two collectors that take data of anybody are both denied to sandboxes.
+#[tokio::test]
+async fn collectors_of_the_log_and_of_traces_are_both_denied() {
     let builder = LabBuilder::new().await;
-    let (origin, collector) = (builder.origin("api.test").await, Origin::http().await);
+    let (log, traces) = (Origin::http().await, builder.origin_h1("traces.test").await);
+    builder.dns.set("log.test", &["127.0.0.2"]);
+    let syslog = tokio::net::TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let (log_port, traces_port) = (syslog.local_addr().unwrap().port(), traces.port());
     let text = format!(
-        "[traces]\nendpoint = \"http://127.0.0.1:{}/status?400\"\n[admin]\nlisten = \"127.0.0.1:0\"\n{}",
-        collector.port(),
-        lab::allow_api(origin.port())
+        "[audit]\nship = \"syslog://log.test:{log_port}\"\n[traces]\nendpoint = \"https://traces.test:{traces_port}/\"\n\
+         [integrations.c]\nallowed_domains = [\"log.test\", \"traces.test\"]\nports = [{log_port}, {traces_port}]\n\
+         plain_http = true\n[tasks.t]\nintegrations = [\"c\"]\n"
     );
     let lab = builder.proxy(&text).await;
-    let url = format!("https://api.test:{}/", origin.port());
-    for _ in 0..20 {
-        assert_eq!(lab.get(&url).await.status, 200);
+    drop(log);
+    // Both connect at the start.
+    let _connection = timeout(lab::TIMEOUT, syslog.accept()).await.unwrap().unwrap();
+    wait_until("the exporter connects", || traces.connections() > 0).await;
+    for url in [format!("http://log.test:{log_port}/"), format!("https://traces.test:{traces_port}/")] {
+        lab.get(&url).await.assert_refused(403, "address_not_allowed");
     }
-    wait_until("spans arrive", || !collector.seen().is_empty()).await;
-    let arrived: usize = collector.seen().iter().map(|seen| exchanges(&spans_in(&seen.body)).len()).sum();
-    let dropped = loop {
-        let text = lab.admin_reply("GET", "/metrics", &Value::Null).await;
-        let line =
-            text.text().lines().find(|line| line.starts_with("exeat_traced_exchanges_total{result=\"dropped\"}"));
-        let count: usize = line.unwrap().rsplit(' ').next().unwrap().parse().unwrap();
-        if count > 0 {
-            break count;
-        }
-        tokio::task::yield_now().await;
-    };
-    assert!(dropped >= arrived, "{dropped} of {arrived}");
-    assert_eq!(collector.connections(), collector.seen().len(), "a connection that had an error is not used again");
 }
 
 /// Without a key, the collector takes spans of anybody, so sandboxes must not reach it.
@@ -338,11 +442,10 @@ async fn a_collector_without_a_key_is_denied_to_sandboxes() {
     );
     let lab = builder.proxy(&text).await;
     let url = format!("https://collector.test:{port}/v1/traces");
-    // The address is known once the proxy has connected.
-    lab.get("https://nowhere.test/").await.assert_refused(403, "host_not_allowed");
-    wait_until("spans arrive", || !collector.seen().is_empty()).await;
+    // The address is known once the proxy has connected, at its start.
+    wait_until("the exporter connects", || collector.connections() > 0).await;
     lab.get(&url).await.assert_refused(403, "address_not_allowed");
-    assert_eq!(lab.ended(1).await["rule"], "address: the proxy's own collector");
+    assert_eq!(lab.ended(0).await["rule"], "address: the proxy's own collector");
 }
 
 /// Types that were generated from the protocol's definition for another language read every field of the spans.
