@@ -30,11 +30,12 @@ pub struct AwsScope {
 }
 
 impl AwsKey {
-    /// Returns the scope of a signature: what the configuration names, then what the client has signed for, then what the host
-    /// says. `None` if a part is not known.
+    /// Returns the scope of a signature: what the configuration names, then what the host says, then what the client has signed
+    /// for. `None` if a part is not known. The client does not precede the host, which could use a signature for another
+    /// service.
     #[must_use]
     pub fn scope(&self, of_client: Option<AwsScope>, host: &Host) -> Option<AwsScope> {
-        let known = of_client.or_else(|| AwsScope::of_host(host));
+        let known = AwsScope::of_host(host).or(of_client);
         let (region, service) = known.map_or((None, None), |scope| (Some(scope.region), Some(scope.service)));
         Some(AwsScope { region: self.region.clone().or(region)?, service: self.service.clone().or(service)? })
     }
@@ -81,7 +82,8 @@ impl AwsScope {
         Some(Self { region: region.to_owned(), service: service.to_owned() })
     }
 
-    /// Returns whether the service takes paths as they are sent, and may leave bodies unsigned: S3 and its relatives.
+    /// Returns whether a signature has its path encoded once, and the service takes bodies that are not signed: S3 and its
+    /// relatives.
     #[must_use]
     pub fn is_s3(&self) -> bool {
         matches!(self.service.as_str(), "s3" | "s3express" | "s3-object-lambda" | "s3-outposts")
@@ -107,7 +109,7 @@ pub fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(is_valid)
 }
 
-/// Returns true for the id of an access key, and for a placeholder of one.
+/// Returns true for the id of an access key.
 #[must_use]
 pub fn is_access_key_id(text: &str) -> bool {
     (16..=128).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_precedes_the_client_and_the_client_the_host() {
+    fn the_configuration_precedes_the_host_and_the_host_the_client() {
         let key = |region: Option<&str>, service: Option<&str>| AwsKey {
             access_key_id: "AKIAIOSFODNN7EXAMPLE".to_owned(),
             session_token: None,
@@ -200,7 +202,8 @@ mod tests {
         let client = || Some(scope("eu-west-1", "s3"));
         assert_eq!(key(Some("a"), Some("b")).scope(client(), &aws), Some(scope("a", "b")));
         assert_eq!(key(Some("a"), None).scope(client(), &aws), Some(scope("a", "s3")));
-        assert_eq!(key(None, None).scope(client(), &aws), Some(scope("eu-west-1", "s3")));
+        assert_eq!(key(None, None).scope(client(), &aws), Some(scope("us-east-1", "s3")));
+        assert_eq!(key(None, None).scope(client(), &other), Some(scope("eu-west-1", "s3")));
         assert_eq!(key(None, None).scope(None, &aws), Some(scope("us-east-1", "s3")));
         assert_eq!(key(None, Some("s3")).scope(None, &other), None);
         assert_eq!(key(Some("a"), Some("s3")).scope(None, &other), Some(scope("a", "s3")));

@@ -249,6 +249,21 @@ impl Credential {
     /// Returns the values to search for. For `user:password` these are the whole value and the password alone; for AWS, the
     /// secret access key and the session token.
     pub(super) fn terms(&self) -> impl Iterator<Item = Value<'_>> {
+        self.terms_of_value().chain(self.term_of_token())
+    }
+
+    /// Returns those of the values that are strong.
+    fn strong_terms(&self) -> impl Iterator<Item = Value<'_>> {
+        let of_value = self.strength().is_strong().then(|| self.terms_of_value());
+        of_value.into_iter().flatten().chain(self.term_of_token())
+    }
+
+    /// A token that is weak is refused when the configuration is read.
+    fn term_of_token(&self) -> Option<Value<'_>> {
+        self.session_token().map(|token| Value::new(ValueOwner::Credential(self.name.clone()), token))
+    }
+
+    fn terms_of_value(&self) -> impl Iterator<Item = Value<'_>> {
         let whose = || ValueOwner::Credential(self.name.clone());
         let password = self.password();
         let whole = self.value().map(Secret::expose).map(|value| match password {
@@ -256,9 +271,7 @@ impl Credential {
             None => Value::new(whose(), value).with_halves(self.strength()),
         });
         let password = password.map(|password| Value::new(whose(), password).with_halves(self.strength()));
-        // A session token has hundreds of characters, so it is strong whatever the key is.
-        let token = self.session_token().map(|token| Value::new(whose(), token));
-        whole.into_iter().chain(password).chain(token)
+        whole.into_iter().chain(password)
     }
 
     /// Returns the destinations in the configuration's form: `host` or `host:port`.
@@ -316,5 +329,5 @@ impl ValueSource for Arc<Credential> {
 pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
-    credentials.filter(|credential| credential.strength().is_strong()).flat_map(|credential| credential.terms())
+    credentials.flat_map(|credential| credential.strong_terms())
 }

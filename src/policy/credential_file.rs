@@ -14,6 +14,7 @@ use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
 use super::source::{CompileContext, SourceError, has_blank_edge, read_source};
+use crate::leak::strength::Strength;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -306,7 +307,11 @@ impl RawCredential {
             None => None,
             Some(source) => Some(read("session_token", source)?),
         };
-        if session_token.as_ref().is_some_and(|token| !token.expose().is_ascii() || has_blank_edge(token)) {
+        let is_usable = |token: &Secret| {
+            let value = token.expose();
+            value.is_ascii() && !has_blank_edge(token) && value.len() <= MAX_VALUE && Strength::of(value).is_strong()
+        };
+        if session_token.as_ref().is_some_and(|token| !is_usable(token)) {
             findings.problem(format!("{}.session_token", self.path), "not a session token", "the token alone");
             return None;
         }
@@ -411,6 +416,10 @@ impl RawCredential {
         }
         let is_in_field =
             matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header)) || !self.swap_in.is_empty();
+        if self.auth_type == Some(AuthType::AwsSigV4) && (has_blank_edge(&value) || !value.expose().is_ascii()) {
+            findings.problem(&at, "the value is not a secret access key", "the key alone, without blanks around it");
+            return None;
+        }
         if is_in_field && has_blank_edge(&value) {
             // A blank there is not part of the field's value (RFC 9110 §5.5). The origin would return another value than
             // the one that is searched for.

@@ -104,7 +104,11 @@ impl Permission {
         let credentials = credentials.flat_map(|credential| {
             let name = credential.name();
             let how = can_send(credential.auth(), credential.is_always_injected());
-            let whole = how.map(|how| format!("{name} as {}, {how}", credential.auth()));
+            let scope = credential.aws().map_or_else(String::new, |key| {
+                let part = |part: &Option<String>| part.clone().unwrap_or_else(|| "any".to_owned());
+                format!(" for {} in {}", part(&key.service), part(&key.region))
+            });
+            let whole = how.map(|how| format!("{name} as {}{scope}, {how}", credential.auth()));
             // `swap_in`, and the placeholder that is a text of the operator.
             let by_text = kind.is_some_and(Kind::takes_placeholders);
             let own = credential.auth().place();

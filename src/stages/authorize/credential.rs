@@ -188,12 +188,12 @@ fn aws_scope(
     record: &mut Record,
 ) -> Verdict<AwsScope> {
     if AnnouncedPayload::of(headers).is_none() {
-        let why = "the client signs each chunk of the body, which cannot be done anew; see x-amz-content-sha256";
+        let why = "x-amz-content-sha256 is repeated or unknown, or says that each chunk of the body is signed";
         return Err(not_bound(record, credential, why));
     }
     let of_client = single(headers, &AUTHORIZATION)?.and_then(|value| AwsScope::of_authorization(value.as_bytes()));
     key.scope(of_client, target.host()).ok_or_else(|| {
-        not_bound(record, credential, "neither the configuration nor the host names the region and the service")
+        not_bound(record, credential, "its region or its service is not known: the configuration can name both")
     })
 }
 
@@ -335,7 +335,7 @@ impl PlaceholderSearch<'_> {
         }
         if credential.aws().is_some() {
             // The client's own signature, made with the placeholder as the id of its key, is replaced as a whole.
-            if !AwsScope::surrounds_id(before, after) {
+            if basic || !AwsScope::surrounds_id(before, after) {
                 return Err(misplaced(Misplaced::BesideText, record));
             }
             self.credential.get_or_insert(credential);

@@ -12,7 +12,7 @@ use aws_sigv4::http_request::{
 };
 use aws_sigv4::sign::v4;
 use aws_smithy_runtime_api::client::identity::Identity;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName};
 use http::request::Parts;
 use http::{HeaderMap, Uri};
 use http_body::Body;
@@ -22,13 +22,14 @@ use super::set_sensitive;
 use crate::model::refusal::{Deny, Verdict};
 use crate::policy::aws::AwsScope;
 use crate::policy::credential::Credential;
-use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256, REPLACED};
+use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256};
 use crate::stages::message::request_body::RequestBody;
 
 /// Signs a request whose head is complete.
 ///
 /// # Errors
-/// [`Deny::CredentialUnknown`] if the credential has no value; [`Deny::RequestMalformed`] for a field that cannot be signed;
+/// [`Deny::CredentialUnknown`] if the credential has no value; [`Deny::RequestMalformed`] for a field that cannot be signed or is
+/// repeated, and for a query that is not in UTF-8;
 /// [`Deny::RequestTooLarge`] for a body that has to be signed and has not been read.
 pub(super) fn sign_request(
     credential: &Credential,
@@ -41,16 +42,12 @@ pub(super) fn sign_request(
     };
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| Deny::CredentialUnknown);
     let token = key.session_token.as_ref().map(|token| text(token.expose())).transpose()?;
-    // The library wipes its copies.
+    // The library wipes these copies, but not the one that it derives the signing key from.
     let identity: Identity = Credentials::new(&*key.access_key_id, text(secret.expose())?, token, None, "exeat").into();
     let announced = AnnouncedPayload::of(&parts.headers).ok_or(Deny::RequestMalformed)?;
-    for name in REPLACED {
-        parts.headers.remove(name);
-    }
     let has_payload_field = scope.is_s3() || announced != AnnouncedPayload::None;
-    let payload = payload(announced, scope, body)?;
-    parts.headers.remove(CONTENT_SHA256);
-    join_repeated(&mut parts.headers)?;
+    let payload = payload_to_sign(announced, scope, body)?;
+    check_query(&parts.uri)?;
     let signed = signed_fields(&parts.headers)?;
     let mut settings = SigningSettings::default();
     if has_payload_field {
@@ -81,6 +78,13 @@ pub(super) fn sign_request(
     Ok(())
 }
 
+/// The library would replace other characters.
+fn check_query(uri: &Uri) -> Verdict<()> {
+    let query = uri.query().unwrap_or_default();
+    percent_decode_str(query).decode_utf8().map_err(|_| Deny::RequestMalformed)?;
+    Ok(())
+}
+
 /// Returns a URI with its path as S3 puts it into the signature: decoded and encoded again, so that only unreserved characters and
 /// slashes are literal. It is sent as it was. For other services the library encodes the path as it is sent.
 fn with_canonical_path(uri: &Uri) -> String {
@@ -95,7 +99,11 @@ fn with_canonical_path(uri: &Uri) -> String {
 /// All but the unreserved characters of RFC 3986 §2.3 and the slash.
 const NOT_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-fn payload<'b>(announced: AnnouncedPayload, scope: &AwsScope, body: &'b RequestBody) -> Verdict<SignableBody<'b>> {
+fn payload_to_sign<'b>(
+    announced: AnnouncedPayload,
+    scope: &AwsScope,
+    body: &'b RequestBody,
+) -> Verdict<SignableBody<'b>> {
     match (announced, body.buffered()) {
         (AnnouncedPayload::Hash(hash), _) => Ok(SignableBody::Precomputed(hash)),
         (AnnouncedPayload::Unsigned, _) => Ok(SignableBody::UnsignedPayload),
@@ -108,43 +116,53 @@ fn payload<'b>(announced: AnnouncedPayload, scope: &AwsScope, body: &'b RequestB
     }
 }
 
-/// A field that is signed has one value, joined as in the signature (RFC 9110 §5.3), so that the origin cannot join it in another
-/// way.
-fn join_repeated(headers: &mut HeaderMap) -> Verdict<()> {
-    let repeated = headers.keys().filter(|name| is_signed(name) && headers.get_all(*name).iter().count() > 1);
-    let repeated: Vec<HeaderName> = repeated.cloned().collect();
-    for name in repeated {
-        let values: Vec<&[u8]> = headers.get_all(&name).iter().map(HeaderValue::as_bytes).collect();
-        let joined = HeaderValue::from_bytes(&values.join(&b","[..])).map_err(|_| Deny::RequestMalformed)?;
-        headers.insert(name, joined);
-    }
-    Ok(())
-}
-
+/// Returns the fields to sign. A repeated one is refused: the origin would join its values, and the joined text was not scanned.
 fn signed_fields(headers: &HeaderMap) -> Verdict<Vec<(String, String)>> {
-    let signed = headers.iter().filter(|(name, _)| is_signed(name));
-    signed
+    let signed = || headers.iter().filter(|(name, _)| is_signed(name));
+    if signed().any(|(name, _)| headers.get_all(name).iter().count() > 1) {
+        return Err(Deny::RequestMalformed.into());
+    }
+    signed()
         .map(|(name, value)| Ok((name.to_string(), value.to_str().map_err(|_| Deny::RequestMalformed)?.to_owned())))
         .collect()
 }
 
 fn is_signed(name: &HeaderName) -> bool {
-    *name == CONTENT_TYPE || name.as_str().starts_with("x-amz-")
+    // The hash of the body is written by the signature.
+    *name == CONTENT_TYPE || (name.as_str().starts_with("x-amz-") && *name != CONTENT_SHA256)
 }
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     #[test]
-    fn repeated_fields_are_sent_as_they_are_signed() {
+    fn a_repeated_field_is_not_signed() {
         let mut headers = HeaderMap::new();
-        for (name, value) in [("x-amz-meta-a", "1"), ("x-amz-meta-a", "2, 3"), ("accept", "a"), ("accept", "b")] {
+        for (name, value) in [("x-amz-meta-a", "1"), ("accept", "a"), ("accept", "b"), ("content-type", "text/plain")] {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        join_repeated(&mut headers).unwrap();
-        assert_eq!(headers.get_all("x-amz-meta-a").iter().collect::<Vec<_>>(), ["1,2, 3"]);
-        assert_eq!(headers.get_all("accept").iter().count(), 2);
-        assert_eq!(signed_fields(&headers).unwrap(), [("x-amz-meta-a".to_owned(), "1,2, 3".to_owned())]);
+        headers.insert(CONTENT_SHA256, HeaderValue::from_static("UNSIGNED-PAYLOAD"));
+        let signed = [("x-amz-meta-a", "1"), ("content-type", "text/plain")];
+        assert_eq!(signed_fields(&headers).unwrap(), signed.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        headers.append("x-amz-meta-a", HeaderValue::from_static("2"));
+        assert_eq!(signed_fields(&headers), Err(Deny::RequestMalformed.into()));
+    }
+
+    #[test]
+    fn only_unreserved_characters_are_literal_in_a_path_for_s3() {
+        for (path, want) in
+            [("/a,b", "/a%2Cb"), ("/a%2cb", "/a%2Cb"), ("/%41+b", "/A%2Bb"), ("/ä%20", "/%C3%A4%20"), ("/", "/")]
+        {
+            let uri = Uri::builder()
+                .scheme("https")
+                .authority("b.test")
+                .path_and_query(format!("{path}?x=,"))
+                .build()
+                .unwrap();
+            assert_eq!(with_canonical_path(&uri), format!("https://b.test{want}?x=,"), "{path}");
+        }
     }
 }

@@ -37,8 +37,8 @@ const MAX_APPROVED: u64 = 1_000_000;
 /// The maximum size of a body that is part of a signature, in bytes: half of what the bodies of an execution may take.
 const MAX_SIGNED: u64 = 8_000_000;
 
-/// The audit rule for a body that cannot be shown to the approver in full.
-const UNKNOWN_LENGTH: &str = "needs a body of known length";
+/// The end of the audit rule for a body that cannot be read within a limit.
+const UNKNOWN_LENGTH: &str = " needs a body of known length";
 
 /// Evidence that a granted request was scanned.
 ///
@@ -68,12 +68,12 @@ impl Cleared {
     }
 }
 
-/// Buffers a small body if there are values to search for, and any body that needs approval. Takes at most the idle
+/// Buffers a small body if there are values to search for, and any body that needs approval or is part of a signature. Takes at most the idle
 /// timeout, and no longer than the exchange may.
 ///
 /// # Errors
-/// [`Deny::RequestTooLarge`] for a body that announces more than the plan allows, or that needs approval and has no
-/// announced length; the errors of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
+/// [`Deny::RequestTooLarge`] for a body that announces more than the plan allows, or that needs approval or is signed and
+/// has no announced length; the errors of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
 /// no room for the body, or evicts it after it has stalled.
 ///
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
@@ -84,8 +84,8 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
         Some(_) if body.is_end_stream() => return Ok(body),
         Some((what, max)) if !body.has_length_within(max) => {
             let is_known = body.size_hint().exact().is_some();
-            let too_large = "the body is too large";
-            record.rule(if is_known { format!("{what}: {too_large}") } else { format!("{what} {UNKNOWN_LENGTH}") });
+            let why = if is_known { ": the body is too large" } else { UNKNOWN_LENGTH };
+            record.rule(format!("{what}{why}"));
             let too_large = || record.transfer_counts().reached(ExchangeLimit::RequestBytes(max));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }

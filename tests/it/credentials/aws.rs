@@ -13,7 +13,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
@@ -61,6 +61,9 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// All but the unreserved characters of RFC 3986 §2.3.
+const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// Verifies the signature of a request as a service would, by the documentation of AWS and not with the library that made it.
 /// Returns the names of the signed fields.
 fn verify_signature(method: &str, seen: &Seen, (region, service): (&str, &str)) -> Vec<String> {
@@ -86,9 +89,16 @@ fn verify_signature(method: &str, seen: &Seen, (region, service): (&str, &str)) 
             byte => format!("%{byte:02X}"),
         })
         .collect();
-    let mut pairs: Vec<(&str, &str)> = seen.uri.query().map_or_else(Vec::new, |query| {
+    let pairs: Vec<(&str, &str)> = seen.uri.query().map_or_else(Vec::new, |query| {
         query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect()
     });
+    // In a query, everything else is encoded.
+    let encoded = |text: &str| {
+        let decoded: Vec<u8> = percent_decode_str(text).collect();
+        percent_encode(&decoded, NOT_UNRESERVED).to_string()
+    };
+    let mut pairs: Vec<(String, String)> =
+        pairs.into_iter().map(|(name, value)| (encoded(name), encoded(value))).collect();
     pairs.sort_unstable();
     let query: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let authority = seen.uri.authority().map(ToString::to_string);
@@ -133,7 +143,7 @@ async fn requests_are_signed_however_the_credential_is_chosen() {
                 ("GET", "/", ""),
                 ("POST", "/a%20b/%C3%A4/c?b=2&a=%2F&a=1&empty", "{\"x\": 1}"),
                 ("PUT", "/a.b~c_d-e/%3A?x=%C3%A4%20b", "text"),
-                ("DELETE", "/x?y", ""),
+                ("DELETE", "/x?y&a=b/c:d,e", ""),
             ] {
                 let reply = lab.by(way, method, &format!("{base}{path}"), &fields, body).await;
                 assert_eq!(reply.status, 200, "{reply:?}");
@@ -393,6 +403,8 @@ async fn temporary_credentials_have_their_token() {
     assert_eq!(origin.last().headers["x-amz-security-token"], SESSION);
     // The origin returns the head of the request.
     let told = lab.by(Way::TunnelH1, "GET", &format!("{url}/tell"), &fields, "").await;
+    assert_eq!(told.status, 500);
+    assert!(told.text().contains("x-amz-security-token"), "the head is in the answer: {told:?}");
     assert!(!format!("{told:?}").contains(SESSION), "{told:?}");
     for value in [SECRET, SESSION] {
         let reply = lab.by(Way::TunnelH1, "POST", &format!("{url}/"), &fields, value).await;
@@ -420,6 +432,13 @@ async fn what_cannot_be_signed_is_refused() {
     for (fields, code) in rows {
         lab.by(Way::Absolute, "POST", &url, fields, "body").await.assert_refused(403, code);
     }
+    let basic = format!("Basic {}", STANDARD.encode("AWS4-HMAC-SHA256 Credential=${secrets.AWS}/"));
+    lab.by(Way::Absolute, "GET", &url, &[(auth, &basic)], "").await.assert_refused(403, "credential_not_bound");
+    // A repeated field would be joined by the origin, and other characters replaced in the signature.
+    let repeated = [(auth, CLIENT), ("x-amz-meta-a", "1"), ("x-amz-meta-a", "2")];
+    lab.by(Way::TunnelH1, "GET", &url, &repeated, "").await.assert_refused(400, "request_malformed");
+    let reply = lab.by(Way::TunnelH1, "GET", &format!("{url}?a=%FF"), &[(auth, CLIENT)], "").await;
+    reply.assert_refused(400, "request_malformed");
     let reply = lab.by(Way::Absolute, "GET", &format!("{url}?X-Amz-Credential=$%7Bsecrets.AWS%7D"), &[], "").await;
     reply.assert_refused(403, "credential_not_bound");
     let other = format!("https://other.test:{}/", origin.port());
