@@ -22,7 +22,7 @@ use super::set_sensitive;
 use crate::model::refusal::{Deny, Verdict};
 use crate::policy::aws::AwsScope;
 use crate::policy::credential::Credential;
-use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256};
+use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256, PayloadHash};
 use crate::stages::message::request_body::RequestBody;
 
 /// Signs a request whose head is complete.
@@ -46,7 +46,8 @@ pub(super) fn sign_request(
     let identity: Identity = Credentials::new(&*key.access_key_id, text(secret.expose())?, token, None, "exeat").into();
     let announced = AnnouncedPayload::of(&parts.headers).ok_or(Deny::RequestMalformed)?;
     let has_payload_field = scope.is_s3() || announced != AnnouncedPayload::None;
-    let payload = payload_to_sign(announced, scope, body)?;
+    let hash = parts.extensions.remove::<PayloadHash>();
+    let payload = payload_to_sign(announced, scope, hash, body)?;
     check_query(&parts.uri)?;
     let signed = signed_fields(&parts.headers)?;
     let mut settings = SigningSettings::default();
@@ -102,13 +103,17 @@ const NOT_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remov
 fn payload_to_sign<'b>(
     announced: AnnouncedPayload,
     scope: &AwsScope,
+    hash: Option<PayloadHash>,
     body: &'b RequestBody,
 ) -> Verdict<SignableBody<'b>> {
     match (announced, body.buffered()) {
         (AnnouncedPayload::Hash(hash), _) => Ok(SignableBody::Precomputed(hash)),
         (AnnouncedPayload::Unsigned, _) => Ok(SignableBody::UnsignedPayload),
         (AnnouncedPayload::UnsignedChunks, _) => Ok(SignableBody::StreamingUnsignedPayloadTrailer),
-        (AnnouncedPayload::None, Some((data, _))) => Ok(SignableBody::Bytes(data)),
+        (AnnouncedPayload::None, Some((data, _))) => {
+            // A body to S3 that was read is small.
+            Ok(hash.map_or(SignableBody::Bytes(data), |PayloadHash(hash)| SignableBody::Precomputed(hash)))
+        }
         (AnnouncedPayload::None, None) if body.is_end_stream() => Ok(SignableBody::empty()),
         (AnnouncedPayload::None, None) if scope.is_s3() => Ok(SignableBody::UnsignedPayload),
         // `inspect` reads such bodies, or refuses them.

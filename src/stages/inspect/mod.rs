@@ -20,6 +20,7 @@ use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::EVICTED;
 use super::inject::unsent_fields::UnsentFields;
+use super::message::aws_payload::PayloadHash;
 use super::message::request_body::RequestBody;
 use super::scan_limit::ScanLimit;
 use super::work_slice::WorkSlice;
@@ -153,7 +154,14 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
     // Finds of other requests may have stopped the execution. Later stages take longer, which would show that this request
     // was searched without a find.
     record.check_execution()?;
-    Ok(Cleared { grant, request: Request::from_parts(parts, body) })
+    let mut request = Request::from_parts(parts, body);
+    if grant.signs_body(request.headers())
+        && let Some((data, _)) = request.body().buffered()
+    {
+        let hash = PayloadHash::of(data).await;
+        request.extensions_mut().insert(hash);
+    }
+    Ok(Cleared { grant, request })
 }
 
 fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {

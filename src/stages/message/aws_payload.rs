@@ -2,6 +2,7 @@
 
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderName};
+use sha2::{Digest, Sha256};
 
 /// The field with the hash of the body, or with the way in which the body is not signed.
 pub(crate) const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
@@ -18,6 +19,25 @@ pub(crate) const REPLACED: [HeaderName; 5] = [
 ];
 const UNSIGNED: &str = "UNSIGNED-PAYLOAD";
 const UNSIGNED_CHUNKS: &str = "STREAMING-UNSIGNED-PAYLOAD-TRAILER";
+
+/// The bytes of a body that are hashed before the task yields.
+const PORTION: usize = 512 * 1024;
+
+/// The SHA-256 of a body that is part of a signature, in lower-case hex digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PayloadHash(pub(crate) String);
+
+impl PayloadHash {
+    /// Hashes a body. Other tasks run between its portions.
+    pub(crate) async fn of(data: &[u8]) -> Self {
+        let mut hash = Sha256::new();
+        for portion in data.chunks(PORTION) {
+            hash.update(portion);
+            tokio::task::yield_now().await;
+        }
+        Self(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
 
 /// The part of a body in a signature, as the client has announced it.
 #[derive(Clone, Debug, PartialEq, Eq)]
