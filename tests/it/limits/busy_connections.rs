@@ -100,12 +100,11 @@ async fn busy_connections_of_one_execution_delay_their_own_and_not_others() {
     let (own, other) = (request(&auth()), request(&other));
     start_busy_connections(lab.proxy, &own).await;
     let mut times = Vec::new();
-    // Other tests run beside this one, so the shortest times count.
-    for _ in 0..3 {
+    // Other tests run beside this one, also while one of the two is measured, so the median counts.
+    for _ in 0..5 {
         let own = on_own_thread(mean_time(lab.proxy, own.clone())).await;
         times.push((own, on_own_thread(mean_time(lab.proxy, other.clone())).await));
     }
-    let own = times.iter().map(|(own, _)| *own).min().unwrap();
-    let other = times.iter().map(|(_, other)| *other).min().unwrap();
-    assert!(other < own / 2, "{times:?}");
+    let fair = times.iter().filter(|(own, other)| *other < *own / 2).count();
+    assert!(fair >= 3, "{times:?}");
 }
