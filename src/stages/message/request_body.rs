@@ -248,10 +248,6 @@ impl RequestBody {
                     // Charge before copying, so that bytes that exceed the budget are not held.
                     let held = head.saturating_add(data.len()).saturating_add(bytes.len());
                     self.reservation.hold(held as u64).map_err(|full| no_room(full, record))?;
-                    if data.len().saturating_add(bytes.len()) > data.capacity() {
-                        // As much as was announced, and not up to twice as much.
-                        data.reserve(announced.saturating_sub(data.len()));
-                    }
                     data.extend_from_slice(&bytes);
                 }
                 Err(frame) => trailers = frame.into_trailers().ok(),
