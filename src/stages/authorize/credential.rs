@@ -26,7 +26,7 @@ use crate::policy::credential::{Auth, Credential, Placement};
 use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
-use crate::stages::message::aws_payload::{self, AnnouncedPayload};
+use crate::stages::message::aws_fields::{self, AnnouncedPayload};
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::query;
 
@@ -64,7 +64,7 @@ impl SelectedCredential {
     pub(crate) fn placements(&self) -> Vec<Placement> {
         let by_auth_type = self.uses_auth_type().then(|| self.credential.auth().place()).flatten();
         let own = self.swaps.iter().map(|swap| swap.place.clone()).chain(by_auth_type);
-        let replaced = self.scope.iter().flat_map(|_| aws_payload::REPLACED).map(Placement::Field);
+        let replaced = self.scope.iter().flat_map(|_| aws_fields::REPLACED).map(Placement::Field);
         // The place of a signature is one of them.
         own.filter(|_| self.scope.is_none()).chain(replaced).collect()
     }
@@ -174,7 +174,7 @@ pub(crate) fn select(
     let uses_auth_type = !is_auto && (named.is_some() || exclusive);
     let scope = match credential.aws() {
         None => None,
-        Some(key) => Some(aws_scope(key, &credential, target, &parts.headers, record)?),
+        Some(key) => Some(aws_scope(key, &credential, target, parts, record)?),
     };
     Ok(Some(SelectedCredential { credential, uses_auth_type, swaps, scope }))
 }
@@ -184,9 +184,11 @@ fn aws_scope(
     key: &AwsKey,
     credential: &Credential,
     target: &Target,
-    headers: &HeaderMap,
+    parts: &Parts,
     record: &mut Record,
 ) -> Verdict<AwsScope> {
+    let headers = &parts.headers;
+    aws_fields::signed_fields(headers, &parts.uri)?;
     if AnnouncedPayload::of(headers).is_none() {
         let why = "x-amz-content-sha256 is repeated or unknown, or says that each chunk of the body is signed";
         return Err(not_bound(record, credential, why));

@@ -28,7 +28,7 @@ use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 use crate::policy::task_credentials::TaskCredentials;
-use crate::stages::message::aws_payload::AnnouncedPayload;
+use crate::stages::message::aws_fields::AnnouncedPayload;
 
 /// Evidence that a task may reach a destination.
 ///

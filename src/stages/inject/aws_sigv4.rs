@@ -12,9 +12,9 @@ use aws_sigv4::http_request::{
 };
 use aws_sigv4::sign::v4;
 use aws_smithy_runtime_api::client::identity::Identity;
-use http::header::{CONTENT_TYPE, HeaderName};
+use http::Uri;
+use http::header::HeaderName;
 use http::request::Parts;
-use http::{HeaderMap, Uri};
 use http_body::Body;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
@@ -22,7 +22,7 @@ use super::set_sensitive;
 use crate::model::refusal::{Deny, Verdict};
 use crate::policy::aws::AwsScope;
 use crate::policy::credential::Credential;
-use crate::stages::message::aws_payload::{AnnouncedPayload, CONTENT_SHA256, PayloadHash};
+use crate::stages::message::aws_fields::{self, AnnouncedPayload, PayloadHash};
 use crate::stages::message::request_body::RequestBody;
 
 /// Signs a request whose head is complete.
@@ -48,8 +48,8 @@ pub(super) fn sign_request(
     let has_payload_field = scope.is_s3() || announced != AnnouncedPayload::None;
     let hash = parts.extensions.remove::<PayloadHash>();
     let payload = payload_to_sign(announced, scope, hash, body)?;
-    check_query(&parts.uri)?;
-    let signed = signed_fields(&parts.headers)?;
+    // Checked by `authorize` already, before an approval is used up.
+    let signed = aws_fields::signed_fields(&parts.headers, &parts.uri)?;
     let mut settings = SigningSettings::default();
     if has_payload_field {
         settings.payload_checksum_kind = PayloadChecksumKind::XAmzSha256;
@@ -76,13 +76,6 @@ pub(super) fn sign_request(
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Deny::RequestMalformed)?;
         set_sensitive(&mut parts.headers, &name, value.as_bytes())?;
     }
-    Ok(())
-}
-
-/// The library would replace other characters.
-fn check_query(uri: &Uri) -> Verdict<()> {
-    let query = uri.query().unwrap_or_default();
-    percent_decode_str(query).decode_utf8().map_err(|_| Deny::RequestMalformed)?;
     Ok(())
 }
 
@@ -121,40 +114,9 @@ fn payload_to_sign<'b>(
     }
 }
 
-/// Returns the fields to sign. A repeated one is refused: the origin would join its values, and the joined text was not scanned.
-fn signed_fields(headers: &HeaderMap) -> Verdict<Vec<(String, String)>> {
-    let signed = || headers.iter().filter(|(name, _)| is_signed(name));
-    if signed().any(|(name, _)| headers.get_all(name).iter().count() > 1) {
-        return Err(Deny::RequestMalformed.into());
-    }
-    signed()
-        .map(|(name, value)| Ok((name.to_string(), value.to_str().map_err(|_| Deny::RequestMalformed)?.to_owned())))
-        .collect()
-}
-
-fn is_signed(name: &HeaderName) -> bool {
-    // The hash of the body is written by the signature.
-    *name == CONTENT_TYPE || (name.as_str().starts_with("x-amz-") && *name != CONTENT_SHA256)
-}
-
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
-
-    #[test]
-    fn a_repeated_field_is_not_signed() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [("x-amz-meta-a", "1"), ("accept", "a"), ("accept", "b"), ("content-type", "text/plain")] {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
-        headers.insert(CONTENT_SHA256, HeaderValue::from_static("UNSIGNED-PAYLOAD"));
-        let signed = [("x-amz-meta-a", "1"), ("content-type", "text/plain")];
-        assert_eq!(signed_fields(&headers).unwrap(), signed.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        headers.append("x-amz-meta-a", HeaderValue::from_static("2"));
-        assert_eq!(signed_fields(&headers), Err(Deny::RequestMalformed.into()));
-    }
 
     #[test]
     fn only_unreserved_characters_are_literal_in_a_path_for_s3() {

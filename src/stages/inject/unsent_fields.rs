@@ -8,7 +8,7 @@ use super::strip;
 use crate::model::trace_context::{TRACEPARENT, TRACESTATE, TraceParent};
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
-use crate::stages::message::aws_payload;
+use crate::stages::message::aws_fields;
 use crate::stages::message::headers;
 use crate::stages::message::headers::{HopByHop, PARTIAL, UNREDACTABLE, is_one_of};
 
@@ -48,7 +48,7 @@ impl<'g> UnsentFields<'g> {
         // payloads, which could then not be scanned.
         [HOST, EXPECT, CONTENT_LENGTH, SEC_WEBSOCKET_EXTENSIONS].contains(name)
             || self.hop_by_hop.contains(name)
-            || (self.is_signed && aws_payload::REPLACED.contains(name))
+            || (self.is_signed && aws_fields::REPLACED.contains(name))
             || (!self.keeps_trace_context && [TRACEPARENT, TRACESTATE].contains(name))
             || (self.removes_overrides && headers::is_override(name))
             // The sandbox could send keys of its own.

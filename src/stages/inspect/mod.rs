@@ -20,7 +20,7 @@ use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::EVICTED;
 use super::inject::unsent_fields::UnsentFields;
-use super::message::aws_payload::PayloadHash;
+use super::message::aws_fields::PayloadHash;
 use super::message::request_body::RequestBody;
 use super::scan_limit::ScanLimit;
 use super::work_slice::WorkSlice;

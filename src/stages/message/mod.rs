@@ -1,7 +1,7 @@
 //! Message parts shared by several stages: header fields, bodies, queries, WebSocket frames and trailers.
 
 pub(crate) mod arrivals;
-pub(super) mod aws_payload;
+pub(super) mod aws_fields;
 pub mod chunked;
 mod h2_field_count;
 mod h2_frame_budget;

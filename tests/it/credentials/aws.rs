@@ -479,6 +479,10 @@ async fn an_approval_fits_the_next_attempt() {
         ];
         lab.by(Way::TunnelH1, "POST", &url, &fields, body).await
     };
+    // Nobody is asked for a request that cannot be signed.
+    let repeated = [("authorization", CLIENT), ("x-amz-meta-a", "1"), ("x-amz-meta-a", "2")];
+    lab.by(Way::TunnelH1, "POST", &url, &repeated, "body").await.assert_refused(400, "request_malformed");
+    assert_eq!(lab.admin_request("GET", "/v1/approvals", &Value::Null).await.1, serde_json::json!([]));
     let asked = send(1, "body").await;
     asked.assert_refused(403, "approval_pending");
     let id = asked.problem()["approval"].as_str().unwrap().to_owned();

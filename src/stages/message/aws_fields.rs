@@ -1,8 +1,11 @@
 //! Fields of requests that are signed for AWS.
 
-use http::HeaderMap;
-use http::header::{AUTHORIZATION, HeaderName};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
+use http::{HeaderMap, Uri};
+use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
+
+use crate::model::refusal::{Deny, Verdict};
 
 /// The field with the hash of the body, or with the way in which the body is not signed.
 pub(crate) const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
@@ -70,6 +73,28 @@ impl AnnouncedPayload {
     }
 }
 
+/// Returns the fields to sign.
+///
+/// # Errors
+/// [`Deny::RequestMalformed`] for a repeated field, because the origin would join its values to a text that was not scanned; for a
+/// field that is not in ASCII, and a query that is not in UTF-8, which would be replaced in the signature.
+pub(crate) fn signed_fields(headers: &HeaderMap, uri: &Uri) -> Verdict<Vec<(String, String)>> {
+    percent_decode_str(uri.query().unwrap_or_default()).decode_utf8().map_err(|_| Deny::RequestMalformed)?;
+    let signed = || headers.iter().filter(|(name, _)| is_signed(name));
+    if signed().any(|(name, _)| headers.get_all(name).iter().count() > 1) {
+        return Err(Deny::RequestMalformed.into());
+    }
+    signed()
+        .map(|(name, value)| Ok((name.to_string(), value.to_str().map_err(|_| Deny::RequestMalformed)?.to_owned())))
+        .collect()
+}
+
+fn is_signed(name: &HeaderName) -> bool {
+    // The others are written by the signature.
+    *name == CONTENT_TYPE
+        || (name.as_str().starts_with("x-amz-") && *name != CONTENT_SHA256 && !REPLACED.contains(name))
+}
+
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
@@ -96,5 +121,30 @@ mod tests {
             }
             assert_eq!(AnnouncedPayload::of(&headers), want, "{values:?}");
         }
+    }
+
+    #[test]
+    fn a_repeated_field_is_not_signed() {
+        let (uri, mut headers) = (Uri::from_static("/?a=%C3%A4"), HeaderMap::new());
+        for (name, value) in [
+            ("x-amz-date", "1"),
+            ("x-amz-date", "2"),
+            ("x-amz-meta-a", "1"),
+            ("accept", "a"),
+            ("accept", "b"),
+            ("content-type", "text/plain"),
+        ] {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        headers.insert(CONTENT_SHA256, HeaderValue::from_static("UNSIGNED-PAYLOAD"));
+        let signed = [("x-amz-meta-a", "1"), ("content-type", "text/plain")];
+        assert_eq!(
+            signed_fields(&headers, &uri).unwrap(),
+            signed.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
+        headers.append("x-amz-meta-a", HeaderValue::from_static("2"));
+        assert_eq!(signed_fields(&headers, &uri), Err(Deny::RequestMalformed.into()));
+        headers.remove("x-amz-meta-a");
+        assert_eq!(signed_fields(&headers, &Uri::from_static("/?a=%FF")), Err(Deny::RequestMalformed.into()));
     }
 }
