@@ -145,7 +145,7 @@ impl Admin {
             .tasks()
             .map(|task| {
                 let webhooks = task.webhooks().enumerate().map(|(index, target)| {
-                    let state = self.services.webhook_prechecks.state(policy.generation(), task.name(), index);
+                    let state = self.services.webhook_prechecks.state(policy.rules_generation(), task.name(), index);
                     json!({ "host": target.host().to_string(), "port": target.port(), "state": state })
                 });
                 let webhooks: Vec<_> = webhooks.collect();

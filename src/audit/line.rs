@@ -173,6 +173,8 @@ pub enum Event {
     LookedUp,
     /// Lines could not be written.
     Lost,
+    /// A token was minted for a credential, or could not be.
+    Mint,
     /// The log was opened or rotated.
     Opened,
     /// An incomplete line was found when the log was opened.
@@ -198,6 +200,7 @@ impl Event {
             Self::Dropped => "dropped",
             Self::LookedUp => "looked_up",
             Self::Lost => "lost",
+            Self::Mint => "mint",
             Self::Opened => "opened",
             Self::Recovered => "recovered",
             Self::Refused => "refused",
@@ -299,8 +302,8 @@ mod tests {
 
     #[test]
     fn events_and_verdicts_have_the_texts_of_the_log() {
-        use Event::{Alarm, Approval, Closed, CutFound, Decided, LookedUp, Lost, Opened, Recovered, Refused};
-        for event in [Alarm, Approval, Closed, CutFound, Decided, LookedUp, Lost, Opened, Recovered, Refused] {
+        use Event::{Alarm, Approval, Closed, CutFound, Decided, LookedUp, Lost, Mint, Opened, Recovered, Refused};
+        for event in [Alarm, Approval, Closed, CutFound, Decided, LookedUp, Lost, Mint, Opened, Recovered, Refused] {
             assert_eq!(serde_json::to_value(event).unwrap(), event.as_str());
         }
         use LineVerdict::{Abandoned, Allow, Counted, Deny, Fail};

@@ -7,6 +7,7 @@ mod flood;
 pub mod follow;
 pub mod ledger_alarm;
 pub mod line;
+pub mod mint_line;
 pub mod progress;
 pub mod recent;
 pub mod record;

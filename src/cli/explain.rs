@@ -254,7 +254,7 @@ fn credential_steps(
         let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
         // Without a value, the warning says why. The daemon may have one.
         let path = format!("credentials.{name}.value");
-        let absent = warnings.iter().find(|warning| warning.path == path && credential.value().is_none());
+        let absent = warnings.iter().find(|warning| warning.path == path && !credential.is_enabled());
         let absent = absent.and_then(|warning| warning.problem.split(';').next()).map(|why| format!("; {why}"));
         let only = &format!("{only}{}", absent.unwrap_or_default());
         if *auth == Auth::Auto && kind.takes_placeholders() {

@@ -14,6 +14,7 @@ pub mod precheck;
 mod preparation;
 pub mod reload;
 pub mod takeover;
+mod token_endpoint;
 #[cfg_attr(not(feature = "otel"), path = "no_trace_exporter.rs")]
 mod trace_exporter;
 pub mod vault;
@@ -37,6 +38,7 @@ use self::log_shipping::{LogShipper, LogShipping};
 use self::own_server::OwnServers;
 use self::reload::{ConfigFile, Reloaded};
 use self::takeover::{Successor, TakeoverSocket};
+use self::token_endpoint::TokenEndpoints;
 use self::trace_exporter::{TraceExporter, TraceExporting};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
@@ -62,6 +64,7 @@ use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::approve::{Notices, PendingApprovals};
 use crate::stages::forward::Forwarder;
+use crate::stages::mint::Mints;
 use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::stages::throttle::Throttle;
@@ -416,6 +419,9 @@ fn services(
         let policies = policies.clone();
         move || policies.snapshot().leak().max_finds()
     }));
+    let tracker = TaskTracker::new();
+    let issuer = TokenEndpoints::new(&own_servers, &settings.vault).issuer();
+    let mints = Arc::new(Mints::new(policies.clone(), audit.clone(), issuer, tracker.clone()));
     let caller_connections =
         Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
     let queues = Arc::<PerExecution<FairQueue>>::default();
@@ -436,6 +442,7 @@ fn services(
         open_counts: OpenCounts::default(),
         unread_refusals: UnreadRefusals::default(),
         policies,
+        mints,
         authority,
         audit,
         shipping: shipper.as_ref().map(LogShipper::state),
@@ -449,7 +456,7 @@ fn services(
         last_requests: CancellationToken::new(),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
-        tracker: TaskTracker::new(),
+        tracker,
         settings,
     };
     Ok((services, last, Exporters { shipper, traces: trace_exporter }))

@@ -160,7 +160,7 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
     }
     // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
     match file.load_with(&vault::Reader::of(&services.settings.vault), false) {
-        Ok(mut config) => {
+        Ok(config) => {
             match admin_tokens(services, &config.settings) {
                 Ok(Some(tokens)) => services.admin_tokens.replace(tokens),
                 Ok(None) => {}
@@ -173,7 +173,6 @@ fn reload(services: &Arc<Services>, file: &ConfigFile) -> Reloaded {
             if !changed.is_empty() {
                 tracing::warn!(changed, "these settings take effect at the next start");
             }
-            config.policy.prepare_from(&services.policies.snapshot());
             let generation = services.policies.replace(config.policy);
             preparation::start(services);
             let running = tokio::runtime::Handle::try_current().map_or(0, |it| it.metrics().num_alive_tasks());

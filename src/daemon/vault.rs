@@ -10,7 +10,7 @@ use crate::audit::chain::ChainKey;
 use crate::files;
 use crate::model::secret::Secret;
 use crate::policy::settings::{self, Settings, Source};
-use crate::policy::source::{SecretSource, SourceError, read_source, usable};
+use crate::policy::source::{SecretSource, SourceError, read_source};
 use crate::vault::{DerivedKey, Entry, MasterKey, Opened, Vault, VaultError};
 
 /// The workspace of the daemon's own secrets. Operators cannot access it, because it is not a valid workspace name.
@@ -76,7 +76,7 @@ impl SecretSource for Reader {
         let opened = self.opened.get_or_init(|| open().map_err(|error| error.to_string()));
         let opened = opened.as_ref().map_err(|why| SourceError::Unusable(why.clone()))?;
         let missing = || SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}"));
-        usable(opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)?)
+        opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)
     }
 }
 

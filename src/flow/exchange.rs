@@ -15,7 +15,7 @@ use crate::stages::limit::{self, CheckedResponse};
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::CountedCall;
-use crate::stages::{approve, inject, inspect};
+use crate::stages::{approve, inject, inspect, mint};
 
 /// The destination of a request.
 pub(super) struct Destination {
@@ -59,6 +59,8 @@ pub(super) async fn run(
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
+    // A credential whose token has to be fetched gets one now: it is part of a new policy, so that the scan below knows it.
+    mint::provide_token(&services.mints, &grant, record).await?;
     // The body may have taken long to arrive, so the request is authorized again under the current policy. If only that
     // policy requires an approval, the body may not be complete, and `approve` refuses with `Fail::Draining`: the
     // client retries. Later changes of the policy are covered by `revocation` below, which checks the current policy first.
@@ -85,6 +87,7 @@ pub(super) async fn run(
             services.resolver.recheck(&policy, admitted, pin, record)?
         }
     };
+    let token = mint::sent_token(approved.grant());
     let outbound = inject::build_request(approved, pinned, services.settings.proxy.via, record)?;
     // Writes the audit line `decided`, after all stages that decide. Nothing is sent if it cannot be written. The
     // exchange may still fail or be revoked before anything is sent; the line that closes it says so.
@@ -97,6 +100,9 @@ pub(super) async fn run(
     let execution = destination.admitted.caller().execution();
     match services.forwarder.exchange(outbound, revocation, execution, record).await? {
         Received::Upgrade(upgrade) => Ok(Answer::Upgrade(upgrade)),
-        Received::Response(response) => limit::redact_and_check(*response, record).await.map(Answer::Response),
+        Received::Response(response) => {
+            services.mints.note_status(token, response.status());
+            limit::redact_and_check(*response, record).await.map(Answer::Response)
+        }
     }
 }

@@ -44,6 +44,7 @@ use crate::policy::store::PolicyStore;
 use crate::stages::approve;
 use crate::stages::body_budget::Budget;
 use crate::stages::forward::Forwarder;
+use crate::stages::mint::Mints;
 use crate::stages::per_execution::PerExecution;
 use crate::stages::pin::Resolver;
 use crate::stages::throttle::Throttle;
@@ -57,6 +58,8 @@ pub struct Services {
     pub policies: Arc<PolicyStore>,
     /// Resolves names and checks the addresses.
     pub resolver: Arc<Resolver>,
+    /// Provides tokens for credentials that are minted.
+    pub mints: Arc<Mints>,
     /// Connects to origins and exchanges messages with them.
     pub forwarder: Forwarder,
     /// The interception CA.

@@ -246,7 +246,7 @@ impl SelfRequest<'_> {
             finds: 0,
             half_credits: 0,
         });
-        let usable = self.task.credentials().iter().filter(|credential| credential.value().is_some());
+        let usable = self.task.credentials().iter().filter(|credential| credential.is_enabled());
         let credentials: Vec<_> = usable
             .map(|credential| {
                 json!({ "name": credential.name().as_str(), "domains": credential.domains().collect::<Vec<_>>() })

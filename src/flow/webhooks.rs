@@ -101,7 +101,8 @@ pub(crate) async fn watch(services: Arc<Services>) {
         let policy = changes.borrow_and_update().clone();
         let checks = services.drain.run_until_cancelled(find_problems(&services.resolver, &policy)).await;
         let Some(problems) = checks else { return };
-        services.webhook_prechecks.store(policy.generation(), &problems);
+        let checked = policy.rules_generation();
+        services.webhook_prechecks.store(checked, &problems);
         for webhook in &problems {
             let (task, host, code) = (&webhook.task, &webhook.host, webhook.refusal.code());
             if webhook.is_private() {
@@ -110,8 +111,8 @@ pub(crate) async fn watch(services: Arc<Services>) {
                 tracing::warn!(%task, %host, code, "the webhook's host cannot be resolved; its calls are refused");
             }
         }
-        let changed = services.drain.run_until_cancelled(changes.changed()).await;
-        if !matches!(changed, Some(Ok(()))) {
+        let changed = changes.wait_for(|policy| policy.rules_generation() != checked);
+        if !matches!(services.drain.run_until_cancelled(changed).await, Some(Ok(_))) {
             return;
         }
     }

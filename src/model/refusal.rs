@@ -43,6 +43,7 @@ pub enum Stage {
     Inject,
     Inspect,
     Limit,
+    Mint,
     Parse,
     Pin,
     Sni,
@@ -107,6 +108,7 @@ impl Stage {
             Self::Inject => "inject",
             Self::Inspect => "inspect",
             Self::Limit => "limit",
+            Self::Mint => "mint",
             Self::Parse => "parse",
             Self::Pin => "pin",
             Self::Sni => "sni",
@@ -645,6 +647,17 @@ refusals! {
         retry: Later,
         title: "The origin did not accept the connection in time",
         hint: "The host is allowed but does not answer. Retry later, a few times at most.",
+    }
+
+    /// A minted credential has no token now.
+    CredentialUnavailable {
+        code: "credential_unavailable",
+        status: SERVICE_UNAVAILABLE,
+        stage: Mint,
+        proxy_status: "proxy_internal_error",
+        retry: Later,
+        title: "The credential has no valid token now",
+        hint: "Retry later. The proxy could not fetch a token for the credential; if that lasts, the operator has to look at its token endpoint.",
     }
 
     /// The proxy is shutting down.

@@ -18,14 +18,13 @@ use super::listeners;
 use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
-use super::rule::{Integration, Mode, Network, Policy, Task};
+use super::rule::{Integration, Mode, Network, Policy, Task, log_values};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
 use super::webhook;
 use crate::leak::families::Families;
-use crate::leak::{LogValues, ValueSource};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
@@ -153,10 +152,11 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
     warn_of_wide_networks("network.allow_cidrs", &file.allow_cidrs, findings);
     let policy = Policy {
         generation: 0,
+        rules_generation: 0,
         hosts: hosts(file.hosts, findings),
         leak: file.leak,
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
-        log_values: Arc::new(log_values(&credentials, &tasks)),
+        log_values: Arc::new(log_values(&credentials, tasks.iter())),
         credentials,
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
@@ -435,13 +435,6 @@ impl References<'_> {
         let compile = || raw.compile(name, workspace, self.settings, context, findings).map(Arc::new);
         self.compiled.entry((name.to_owned(), workspace.to_owned())).or_insert_with(compile).clone()
     }
-}
-
-/// Returns the values of all credentials and tokens, which the log may not contain.
-fn log_values(credentials: &[Arc<Credential>], tasks: &[Arc<Task>]) -> LogValues {
-    let credentials = credentials.iter().map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
-    let tokens = tasks.iter().flat_map(|task| task.tokens.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
-    LogValues::new(credentials.chain(tokens))
 }
 
 /// The credentials of tasks by their set. Tasks with the same credentials share them, and their matcher.

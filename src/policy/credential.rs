@@ -10,6 +10,7 @@ use http::header::{
 use subtle::ConstantTimeEq;
 
 use super::aws::AwsKey;
+use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting};
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
 use crate::model::host::Host;
@@ -36,8 +37,11 @@ pub struct Credential {
     pub(super) swap_in: Vec<Placement>,
     /// With `aws_sigv4`, the rest of the key.
     pub(super) aws: Option<AwsKey>,
-    /// `None` if the credential is disabled. The reason was reported when the configuration was read.
+    /// `None` if the value is minted, or if the credential is disabled. The reason was reported when the configuration was
+    /// read.
     pub(super) value: Option<Secret>,
+    /// The recipe and the tokens of a value that is minted.
+    pub(super) minting: Option<Minting>,
     /// Estimated at its first use, because the estimate is slow.
     pub(super) strength: OnceLock<Strength>,
 }
@@ -187,10 +191,64 @@ impl Credential {
         self.placeholder().map_or_else(|| format!("${{secrets.{}}}", self.name), str::to_owned)
     }
 
-    /// Returns the value, or `None` if the credential is disabled.
+    /// Returns the value, or `None` if the credential is disabled or has not been minted.
     #[must_use]
     pub fn value(&self) -> Option<&Secret> {
-        self.value.as_ref()
+        self.value.as_ref().or_else(|| self.minted_value().map(|minted| minted.secret()))
+    }
+
+    /// Returns true if the credential has a value, or can get one.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.value.is_some() || self.minting.is_some()
+    }
+
+    /// Returns the value if it can be sent now.
+    #[must_use]
+    pub fn usable_value(&self) -> Option<&Secret> {
+        self.value().filter(|_| self.freshness() != Freshness::Absent)
+    }
+
+    /// Returns whether a minted value can be sent. One that is not minted is always fresh.
+    #[must_use]
+    pub fn freshness(&self) -> Freshness {
+        self.minting.as_ref().map_or(Freshness::Fresh, Minting::freshness)
+    }
+
+    /// Returns the recipe of a value that is minted.
+    #[must_use]
+    pub fn recipe(&self) -> Option<&Arc<MintRecipe>> {
+        self.minting.as_ref().map(|minting| &minting.recipe)
+    }
+
+    /// Returns the name of a minted credential.
+    #[must_use]
+    pub fn mint_key(&self) -> Option<MintKey> {
+        let minting = self.minting.as_ref()?;
+        Some(MintKey { name: self.name.clone(), workspace: minting.workspace.clone() })
+    }
+
+    /// Returns the token in use.
+    #[must_use]
+    pub fn minted_value(&self) -> Option<&Arc<MintedValue>> {
+        self.minting.as_ref()?.current.as_ref()
+    }
+
+    /// Returns the credential with another state of its minting.
+    pub(super) fn with_minting(&self, minting: Minting) -> Self {
+        Self {
+            name: self.name.clone(),
+            auth: self.auth.clone(),
+            bound: self.bound.clone(),
+            always: self.always,
+            placeholder: self.placeholder.clone(),
+            swap_in: self.swap_in.clone(),
+            // Neither is minted.
+            aws: None,
+            value: None,
+            minting: Some(minting),
+            strength: OnceLock::new(),
+        }
     }
 
     /// With [`Auth::AwsSigV4`], returns the rest of the key.
@@ -207,12 +265,16 @@ impl Credential {
     /// Whether a text is the value. Compares in constant time, because the time must not tell how much of a guess is right.
     #[must_use]
     pub fn is_value(&self, text: &[u8]) -> bool {
-        self.value().is_some_and(|value| value.expose().ct_eq(text).into())
+        let earlier = self.minting.iter().flat_map(|minting| &minting.earlier).map(|minted| minted.secret());
+        self.value().into_iter().chain(earlier).any(|value| value.expose().ct_eq(text).into())
     }
 
     /// Returns how hard the value is to guess. For `user:password` this is the strength of the password.
     #[must_use]
     pub fn strength(&self) -> Strength {
+        if let Some(minting) = &self.minting {
+            return minting.current.as_ref().map_or(Strength::Strong(Halves::default()), |minted| minted.strength());
+        }
         *self.strength.get_or_init(|| match self.password().or(self.value().map(Secret::expose)) {
             Some(secret) => Strength::of(secret),
             None => Strength::Strong(Halves::default()),
@@ -231,6 +293,7 @@ impl Credential {
         let is_basic = |credential: &Self| credential.password().is_some();
         let values = (self.value().map(Secret::expose), other.value().map(Secret::expose));
         let is_same = values.0 == values.1 && self.session_token() == other.session_token();
+        let is_same = is_same && self.other_secrets().eq(other.other_secrets());
         self.name == other.name && is_basic(self) == is_basic(other) && is_same
     }
 
@@ -252,10 +315,16 @@ impl Credential {
         self.terms_of_value().chain(self.term_of_token())
     }
 
-    /// Returns those of the values that are strong.
+    /// Returns those of the values that are strong, and the secrets of its minting.
     fn strong_terms(&self) -> impl Iterator<Item = Value<'_>> {
         let of_value = self.strength().is_strong().then(|| self.terms_of_value());
-        of_value.into_iter().flatten().chain(self.term_of_token())
+        let others = self.minting.iter().flat_map(Minting::others).filter_map(|held| held.search_value(&self.name));
+        of_value.into_iter().flatten().chain(self.term_of_token()).chain(others)
+    }
+
+    /// Returns the secrets of the minting, and the tokens that were in use.
+    fn other_secrets(&self) -> impl Iterator<Item = &[u8]> {
+        self.minting.iter().flat_map(Minting::others).map(|held| held.secret().expose())
     }
 
     /// A token that is weak is refused when the configuration is read.
@@ -317,7 +386,8 @@ impl Credential {
 
 impl ValueSource for Arc<Credential> {
     fn values(&self) -> Vec<&[u8]> {
-        self.value().map(Secret::expose).into_iter().chain(self.password()).chain(self.session_token()).collect()
+        let of_value = self.value().map(Secret::expose).into_iter().chain(self.password());
+        of_value.chain(self.session_token()).chain(self.other_secrets()).collect()
     }
 
     fn search_values(&self) -> Vec<Value<'_>> {

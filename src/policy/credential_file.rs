@@ -9,11 +9,13 @@ use toml::Value;
 
 use super::aws::{self, AwsKey};
 use super::credential::{Auth, Binding, Credential, Placement};
+use super::mint::Minting;
+use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
-use super::source::{CompileContext, SourceError, has_blank_edge, read_source};
+use super::source::{CompileContext, SourceError, has_blank_edge, read_document, read_source, usable, usable_document};
 use crate::leak::strength::Strength;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
@@ -35,6 +37,7 @@ pub(super) struct RawCredential {
     placeholder: Option<String>,
     swap_in: Vec<String>,
     aws: RawAws,
+    mint: RawMint,
     /// The key path of the section.
     path: String,
     /// Whether `auth_type` and `value` are missing. Invalid values have already been reported.
@@ -78,6 +81,7 @@ enum AuthType {
     Basic,
     Bearer,
     Header,
+    Minted(MintType),
     Query,
 }
 
@@ -87,11 +91,19 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "aws_sigv4" => AuthType::AwsSigV4);
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "aws_sigv4" => AuthType::AwsSigV4,
+    "oauth2_client_credentials" => AuthType::Minted(MintType::ClientCredentials),
+    "oauth2_refresh_token" => AuthType::Minted(MintType::RefreshToken),
+    "oauth2_jwt_bearer" => AuthType::Minted(MintType::JwtBearer),
+    "oauth2_token_exchange" => AuthType::Minted(MintType::TokenExchange),
+    "github_app" => AuthType::Minted(MintType::GithubApp),
+    "gcp_service_account" => AuthType::Minted(MintType::GcpServiceAccount),
+    "azure_client_credentials" => AuthType::Minted(MintType::AzureClientCredentials)
+);
 choice!(Inject, "named" => Inject::Named, "always" => Inject::Always);
 
 /// A source that can also be the vault.
-struct CredentialSource(Source);
+pub(super) struct CredentialSource(pub(super) Source);
 
 impl Readable for CredentialSource {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
@@ -167,6 +179,7 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
             region: s.take("region"),
             service: s.take("service"),
         },
+        mint: RawMint::read(&mut s, base),
         path: s.at("").trim_end_matches('.').to_owned(),
     }
 }
@@ -176,15 +189,20 @@ impl RawCredential {
     pub(super) fn check(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
         let [no_auth_type, no_value] = self.missing;
+        let minted = self.minted();
+        let takes_value = minted.is_none_or(MintType::has_value);
         let no_domains = self.domains.is_empty() && !findings.has(&at("domains"));
         if no_auth_type {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\" or \"aws_sigv4\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
             );
         }
-        if no_value {
+        if !takes_value && !no_value {
+            findings.problem(at("value"), "the value of this auth_type is minted", "no value");
+        }
+        if takes_value && no_value {
             findings.problem(at("value"), "missing", "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
         if no_domains {
@@ -194,7 +212,7 @@ impl RawCredential {
             (None, Some(AuthType::Header)) => {
                 findings.problem(at("auth_header_name"), "missing", "a header name, such as \"X-Api-Key\"")
             }
-            (Some(_), Some(kind)) if kind != AuthType::Header => {
+            (Some(_), Some(kind)) if !matches!(kind, AuthType::Header | AuthType::Minted(_)) => {
                 findings.problem(at("auth_header_name"), "requires auth_type = \"header\"", "no auth_header_name")
             }
             (Some(name), _) if field(name).is_none() => findings.problem(
@@ -235,12 +253,23 @@ impl RawCredential {
             }
         }
         self.check_aws(findings);
+        if self.auth_type.is_some() {
+            self.mint.check(minted, &self.path, findings);
+        }
         if self.auth_type == Some(AuthType::Auto) && self.inject == Inject::Always {
             findings.problem(
                 at("inject"),
                 "with auth_type = \"auto\" the value is sent only where its placeholder stands",
                 "no inject, or another auth_type",
             );
+        }
+    }
+
+    /// Returns the type, if the value is minted.
+    fn minted(&self) -> Option<MintType> {
+        match self.auth_type {
+            Some(AuthType::Minted(kind)) => Some(kind),
+            _ => None,
         }
     }
 
@@ -334,9 +363,19 @@ impl RawCredential {
             AuthType::Basic => Auth::Basic,
             AuthType::Bearer => Auth::Bearer,
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
+            AuthType::Minted(_) => match &self.auth_header_name {
+                Some(name) => Auth::Header(field(name)?),
+                None => Auth::Bearer,
+            },
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
-        let mut value = self.value(workspace, settings, context, findings);
+        let minted = self.minted();
+        let mut value = minted.is_none().then(|| self.value(workspace, settings, context, findings)).flatten();
+        let secrets = CredentialSecrets { of: self, place: (workspace, settings), context, findings };
+        let recipe = minted.and_then(|kind| {
+            let document = self.value.as_ref().map(|CredentialSource(source)| source);
+            self.mint.recipe(kind, (document, workspace), &secrets, (&self.path, findings))
+        });
         let is_aws = auth == Auth::AwsSigV4;
         let aws = is_aws.then(|| self.aws(workspace, settings, context, findings)).flatten();
         if is_aws && aws.is_none() {
@@ -360,6 +399,7 @@ impl RawCredential {
             swap_in: self.swap_in.iter().filter_map(|place| placement(place)).collect(),
             aws,
             value,
+            minting: recipe.map(|recipe| Minting::new(recipe, workspace)),
             strength: OnceLock::new(),
         })
     }
@@ -373,11 +413,21 @@ impl RawCredential {
         context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Secret> {
-        let at = format!("{}.{key}", self.path);
         let read = match source {
-            Source::Secret(name) => context.secrets.secret(&settings.vault, workspace, name),
+            Source::Secret(name) => context.secrets.secret(&settings.vault, workspace, name).and_then(usable),
             other => read_source(other, context.env),
         };
+        self.reported(key, source, read, findings)
+    }
+
+    fn reported(
+        &self,
+        key: &str,
+        source: &Source,
+        read: Result<Secret, SourceError>,
+        findings: &Findings,
+    ) -> Option<Secret> {
+        let at = format!("{}.{key}", self.path);
         match read {
             Ok(value) => Some(value),
             Err(SourceError::Missing(why)) => {
@@ -445,6 +495,35 @@ impl RawCredential {
             return None;
         }
         Some(value)
+    }
+}
+
+/// Reads the secrets of a recipe.
+struct CredentialSecrets<'c> {
+    of: &'c RawCredential,
+    place: (&'c str, &'c Settings),
+    context: &'c CompileContext<'c>,
+    findings: &'c Findings,
+}
+
+impl ReadSecret for CredentialSecrets<'_> {
+    fn line(&self, key: &str, source: &Source) -> Option<Secret> {
+        let secret = self.of.read(key, source, self.place, self.context, self.findings)?;
+        if secret.expose().len() > MAX_VALUE {
+            let problem = format!("the secret is longer than {MAX_VALUE} bytes");
+            self.findings.problem(format!("{}.{key}", self.of.path), problem, "a shorter one");
+            return None;
+        }
+        Some(secret)
+    }
+
+    fn document(&self, key: &str, source: &Source) -> Option<Secret> {
+        let (workspace, settings) = self.place;
+        let read = match source {
+            Source::Secret(name) => self.context.secrets.secret(&settings.vault, workspace, name),
+            other => read_document(other, self.context.env),
+        };
+        self.of.reported(key, source, read.and_then(usable_document), self.findings)
     }
 }
 

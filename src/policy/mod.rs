@@ -14,6 +14,8 @@ pub mod leak;
 pub mod lines;
 mod listeners;
 pub mod log_collector;
+pub mod mint;
+mod mint_file;
 pub mod path;
 pub mod pattern;
 pub mod placeholder;

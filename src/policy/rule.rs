@@ -14,6 +14,7 @@ use super::approval::Approval;
 use super::compile::Problem;
 use super::credential::{Credential, strong_values};
 use super::leak::Leak;
+use super::mint::{MintKey, MintRecipe, MintedValue, Minting};
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
@@ -21,7 +22,7 @@ use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
 use crate::leak::families::Families;
 use crate::leak::strength::{Strength, WEAK};
-use crate::leak::{LogValues, Matcher};
+use crate::leak::{LogValues, Matcher, ValueSource};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::Deny;
@@ -29,11 +30,16 @@ use crate::model::secret::TokenHash;
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::{Kind, Tool};
 
+/// The most tasks that are prepared for a minted value, which delays the requests that wait for it.
+const MAX_PREPARED: usize = 64;
+
 /// The rules that apply to requests. Immutable; a reload creates a new policy.
 #[derive(Default)]
 pub struct Policy {
     /// The number of this policy within the process. Evidence from another policy is checked again.
     pub(super) generation: u64,
+    /// The generation in which these rules came into force. A minted value creates a new policy with the same rules.
+    pub(super) rules_generation: u64,
     /// `[network]`.
     pub(super) network: Network,
     /// `[leak]`.
@@ -50,14 +56,22 @@ pub struct Policy {
     pub(super) log_values: Arc<LogValues>,
 }
 
+/// Returns the values of all credentials and tokens, which the log may not contain.
+pub(super) fn log_values<'t>(credentials: &[Arc<Credential>], tasks: impl Iterator<Item = &'t Arc<Task>>) -> LogValues {
+    let credentials = credentials.iter().map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
+    let tokens = tasks.flat_map(|task| task.tokens.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
+    LogValues::new(credentials.chain(tokens))
+}
+
 /// `[network]`: blocks that are allowed or denied for all tasks.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Network {
     pub(super) allow: Vec<IpNet>,
     pub(super) deny: Vec<IpNet>,
 }
 
 /// The permissions of a sandbox.
+#[derive(Clone)]
 pub struct Task {
     pub(super) name: TaskName,
     /// The static tokens, of which each is accepted.
@@ -156,6 +170,12 @@ impl Policy {
         self.generation
     }
 
+    /// Returns the generation in which the rules came into force. Values may have been minted since.
+    #[must_use]
+    pub fn rules_generation(&self) -> u64 {
+        self.rules_generation
+    }
+
     /// Returns a task by its name.
     #[must_use]
     pub fn task(&self, name: &TaskName) -> Option<&Arc<Task>> {
@@ -238,6 +258,76 @@ impl Policy {
             if old.is_prepared() {
                 task.prepare_from(old);
             }
+        }
+    }
+
+    /// Returns the policy with a value that was minted by `used`, and with the recipe for the next one. `None` if the policy
+    /// no longer has this recipe.
+    pub(super) fn with_minted(
+        &self,
+        key: &MintKey,
+        (used, next): (&MintRecipe, &Arc<MintRecipe>),
+        value: &Arc<MintedValue>,
+    ) -> Option<Self> {
+        let credential = self.credentials.iter().find(|credential| credential.mint_key().as_ref() == Some(key))?;
+        let minting = credential.minting.as_ref()?;
+        if minting.recipe.fingerprint() != used.fingerprint() {
+            return None;
+        }
+        let new = Arc::new(credential.with_minting(minting.with_value(next.clone(), value.clone())));
+        let new = HashMap::from([(Arc::as_ptr(credential), new)]);
+        Some(self.with_credentials(&new))
+    }
+
+    /// Takes over the values that were minted under an older policy.
+    pub(super) fn take_over_minted(&mut self, old: &Self) {
+        let known: HashMap<MintKey, &Minting> =
+            old.credentials.iter().filter_map(|old| Some((old.mint_key()?, old.minting.as_ref()?))).collect();
+        let taken_over = |credential: &Arc<Credential>| {
+            let old = known.get(&credential.mint_key()?)?;
+            let minting = old.taken_over_by(credential.minting.as_ref()?);
+            Some((Arc::as_ptr(credential), Arc::new(credential.with_minting(minting))))
+        };
+        let new: HashMap<_, _> = self.credentials.iter().filter_map(taken_over).collect();
+        if !new.is_empty() {
+            *self = self.with_credentials(&new);
+        }
+    }
+
+    /// Builds what was in use under the policy that this one differs from by a minted value. If many tasks have the
+    /// credential, the others build it at their next request.
+    pub(super) fn prepare_minted(&self, old: &Self) {
+        self.log_values.prepare();
+        let changed = self.tasks.values().filter_map(|task| Some((task, old.tasks.get(&task.name)?)));
+        let changed = changed.filter(|(task, old)| !Arc::ptr_eq(task, old) && old.is_prepared());
+        changed.take(MAX_PREPARED).for_each(|(task, old)| task.prepare_from(old));
+    }
+
+    /// Returns the policy with other credentials in place of some.
+    fn with_credentials(&self, new: &HashMap<*const Credential, Arc<Credential>>) -> Self {
+        let of = |old: &Arc<Credential>| new.get(&Arc::as_ptr(old)).unwrap_or(old).clone();
+        let credentials: Vec<_> = self.credentials.iter().map(of).collect();
+        // Tasks with the same credentials share them, and their matcher.
+        let mut sets: HashMap<*const TaskCredentials, Arc<TaskCredentials>> = HashMap::new();
+        let mut task = |task: &Arc<Task>| {
+            if task.credentials.iter().all(|credential| !new.contains_key(&Arc::as_ptr(credential))) {
+                return task.clone();
+            }
+            let set = sets.entry(Arc::as_ptr(&task.credentials));
+            let set = set.or_insert_with(|| Arc::new(TaskCredentials::new(task.credentials.iter().map(of).collect())));
+            Arc::new(Task { credentials: set.clone(), values: OnceLock::new(), ..(**task).clone() })
+        };
+        let tasks: HashMap<_, _> = self.tasks.iter().map(|(name, old)| (name.clone(), task(old))).collect();
+        Self {
+            generation: self.generation,
+            rules_generation: self.rules_generation,
+            network: self.network.clone(),
+            leak: self.leak.clone(),
+            hosts: self.hosts.clone(),
+            tokens: self.tokens.clone(),
+            log_values: Arc::new(log_values(&credentials, tasks.values())),
+            tasks,
+            credentials,
         }
     }
 

@@ -22,7 +22,7 @@ pub struct CompileContext<'a> {
 
 /// A store in which `secret:NAME` is looked up.
 pub trait SecretSource {
-    /// Returns the secret with this workspace and name from the vault at `place`.
+    /// Returns the secret with this workspace and name from the vault at `place`. It may hold any bytes; see [`usable`].
     ///
     /// # Errors
     /// [`SourceError::Missing`] if there is no such secret, [`SourceError::Unusable`] if the vault cannot be read.
@@ -45,6 +45,18 @@ pub enum SourceError {
 /// # Errors
 /// [`SourceError`] if the secret is unset, unreadable or blank, or contains control characters.
 pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, SourceError> {
+    usable(read_bytes(source, env)?)
+}
+
+/// Reads a secret that may have several lines.
+///
+/// # Errors
+/// [`SourceError`] if the secret is unset, unreadable or blank.
+pub fn read_document(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, SourceError> {
+    usable_document(read_bytes(source, env)?)
+}
+
+fn read_bytes(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, SourceError> {
     let missing = |why: String| SourceError::Missing(why);
     let mut bytes = match source {
         Source::Env(name) => env(name).ok_or_else(|| missing(format!("the variable {name} is not set")))?.into_bytes(),
@@ -56,7 +68,7 @@ pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Res
     if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
         bytes.pop();
     }
-    usable(Secret::new(bytes))
+    Ok(Secret::new(bytes))
 }
 
 /// Returns the secret if it is valid in a header field.
@@ -67,6 +79,14 @@ pub fn usable(secret: Secret) -> Result<Secret, SourceError> {
     if secret.expose().iter().any(u8::is_ascii_control) {
         return Err(SourceError::Unusable("the value contains control characters".to_owned()));
     }
+    usable_document(secret)
+}
+
+/// Returns the secret if it is not blank.
+///
+/// # Errors
+/// [`SourceError::Unusable`].
+pub fn usable_document(secret: Secret) -> Result<Secret, SourceError> {
     if secret.expose().trim_ascii().is_empty() {
         return Err(SourceError::Unusable("the value is empty".to_owned()));
     }

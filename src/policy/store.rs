@@ -8,11 +8,14 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::compile::Problem;
+use super::mint::{MintKey, MintRecipe, MintedValue};
 use super::rule::Policy;
 
 /// Holds the policy in force. Requests take snapshots, and tunnels are notified of a new policy.
 pub struct PolicyStore {
     current: watch::Sender<Arc<Policy>>,
+    /// Held from reading the policy in force to replacing it.
+    change: Mutex<()>,
     history: Mutex<History>,
     rejections: AtomicU64,
 }
@@ -45,8 +48,9 @@ impl PolicyStore {
     /// Creates a store with a policy, as generation 1.
     #[must_use]
     pub fn new(mut policy: Policy) -> Self {
-        policy.generation = 1;
+        (policy.generation, policy.rules_generation) = (1, 1);
         Self {
+            change: Mutex::new(()),
             current: watch::Sender::new(Arc::new(policy)),
             history: Mutex::new(History::begin()),
             rejections: AtomicU64::new(0),
@@ -59,16 +63,37 @@ impl PolicyStore {
         self.current.borrow().clone()
     }
 
-    /// Puts a new policy in force and returns its generation.
+    /// Puts a new policy in force and returns its generation. It takes over what was built for the old one, and the values
+    /// that were minted.
     pub fn replace(&self, mut policy: Policy) -> u64 {
-        let mut generation = 0;
-        self.current.send_modify(|current| {
-            generation = current.generation.saturating_add(1);
-            policy.generation = generation;
-            *current = Arc::new(std::mem::take(&mut policy));
-            *self.history.lock() = History::begin();
-        });
+        let _change = self.change.lock();
+        let old = self.snapshot();
+        policy.take_over_minted(&old);
+        policy.prepare_from(&old);
+        policy.generation = old.generation.saturating_add(1);
+        policy.rules_generation = policy.generation;
+        let generation = policy.generation;
+        *self.history.lock() = History::begin();
+        self.current.send_replace(Arc::new(policy));
         generation
+    }
+
+    /// Puts a policy in force that also has a value minted by `used`, and the recipe for the next one. Returns false if the
+    /// policy in force no longer has this recipe. Takes about a millisecond for each value of the tasks that use it.
+    #[must_use]
+    pub fn add_minted(
+        &self,
+        key: &MintKey,
+        (used, next): (&MintRecipe, &Arc<MintRecipe>),
+        value: &Arc<MintedValue>,
+    ) -> bool {
+        let _change = self.change.lock();
+        let old = self.snapshot();
+        let Some(mut policy) = old.with_minted(key, (used, next), value) else { return false };
+        policy.prepare_minted(&old);
+        policy.generation = old.generation.saturating_add(1);
+        self.current.send_replace(Arc::new(policy));
+        true
     }
 
     /// Notes that a reload was rejected.

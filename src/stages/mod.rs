@@ -9,6 +9,7 @@ pub mod inject;
 pub mod inspect;
 pub mod limit;
 pub mod message;
+pub mod mint;
 pub mod parse;
 pub(crate) mod per_execution;
 pub mod pin;

@@ -274,7 +274,7 @@ impl Report {
             Event::Dropped => Some("an old file was dropped"),
             Event::Lost => Some("lines could not be written"),
             Event::Recovered => Some("an incomplete line was found at a start"),
-            Event::Approval | Event::Decided | Event::LookedUp | Event::Opened | Event::Other => return,
+            Event::Approval | Event::Decided | Event::LookedUp | Event::Mint | Event::Opened | Event::Other => return,
         };
         if let Some(note) = note {
             return increment(self.notes.row(note));

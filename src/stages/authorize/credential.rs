@@ -149,7 +149,7 @@ pub(crate) fn select(
         return Err(Deny::CredentialRequired.into());
     }
     let Some(credential) = credential else { return Ok(None) };
-    if credential.value().is_none() {
+    if !credential.is_enabled() {
         return Err(record.refused_for(Deny::CredentialUnknown, credential.name(), "it has no value"));
     }
     if !allowed.may_receive(&credential, target) {

@@ -149,7 +149,7 @@ impl RevocationCheck {
         }
         if let Some(name) = &self.credential {
             let known = task.credentials().named(name.as_str());
-            let known = known.filter(|credential| credential.value().is_some()).ok_or(Deny::CredentialUnknown)?;
+            let known = known.filter(|credential| credential.is_enabled()).ok_or(Deny::CredentialUnknown)?;
             if !matched.allowed.may_receive(known, &current.target) {
                 return Err(Deny::CredentialNotBound.into());
             }

@@ -99,6 +99,14 @@ pub enum Received {
     Upgrade(Box<UpgradedOrigin>),
 }
 
+impl OriginResponse {
+    /// Returns the status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+}
+
 /// A response head, and the connection that its body arrives on.
 pub struct OriginResponse {
     pub(super) response: Response<Incoming>,

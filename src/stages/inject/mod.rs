@@ -32,7 +32,7 @@ use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::coding::{Coding, WindowPool};
 use crate::leak::Matcher;
-use crate::model::refusal::{Deny, Stage, Verdict};
+use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Scheme;
 use crate::model::trace_context::{TRACEPARENT, TraceParent};
 use crate::policy::credential::{Auth, Placement};
@@ -214,7 +214,8 @@ fn decodable(headers: &HeaderMap, pool: &WindowPool) -> Option<HeaderValue> {
 /// Injects the credential where its type defines or where its placeholder is. Only this and `aws_sigv4`,
 /// which writes a session token, expose values to the upstream request.
 fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
-    let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
+    // A value that was there when the request was authorized may have expired since, or be of another recipe.
+    let value = chosen.credential.usable_value().ok_or(Fail::CredentialUnavailable)?.expose();
     let auth = chosen.credential.auth();
     if chosen.uses_auth_type() {
         match auth {

@@ -82,7 +82,7 @@ impl PinnedTarget {
         &self.target
     }
 
-    /// Returns the generation of the policy under which the addresses were checked.
+    /// Returns the generation of the rules under which the addresses were checked.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -119,6 +119,8 @@ pub enum OwnServer {
     /// A server that is told of approvals. It knows the proxy by a signature or by the secret in its URL, and may share its
     /// addresses with other sites.
     ApprovalHook,
+    /// A token endpoint. It knows the proxy by its secrets, and may share its addresses with other sites.
+    TokenEndpoint,
 }
 
 impl OwnServer {
@@ -134,6 +136,7 @@ impl OwnServer {
                 "address: the proxy's own collector"
             }
             Self::ApprovalHook => "address: the proxy's own approval hook",
+            Self::TokenEndpoint => "address: the proxy's own token endpoint",
         }
     }
 }
@@ -374,7 +377,7 @@ impl Resolver {
             }
         }
         let target = admitted.target().clone();
-        Ok(PinnedTarget { target, addresses, generation: policy.generation() })
+        Ok(PinnedTarget { target, addresses, generation: policy.rules_generation() })
     }
 
     fn is_dns_server(&self, address: SocketAddr) -> bool {

@@ -3,7 +3,10 @@
 pub mod auto;
 pub mod aws;
 pub mod credential_theft;
+pub mod grants;
 pub mod injection;
+pub mod minted;
 pub mod own_place;
 pub mod secret_hygiene;
+pub mod token_server;
 pub mod vault;

@@ -176,7 +176,7 @@ impl Lab {
     /// Returns the audit lines of exchanges written so far.
     pub async fn audit(&self) -> Vec<Value> {
         let mut lines = self.log().await;
-        lines.retain(|line| !["opened", "approval", "looked_up"].iter().any(|event| line["event"] == **event));
+        lines.retain(|line| !["opened", "approval", "looked_up", "mint"].iter().any(|event| line["event"] == **event));
         lines
     }
 

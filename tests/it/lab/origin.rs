@@ -32,6 +32,12 @@ pub struct Seen {
     pub trailers: HeaderMap,
 }
 
+impl Seen {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+}
+
 /// An origin on a free port of 127.0.0.1.
 #[derive(Clone)]
 pub struct Origin {

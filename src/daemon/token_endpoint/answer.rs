@@ -1,0 +1,202 @@
+//! Parses the answers of token endpoints. Nothing of them is logged, except registered error codes.
+
+use std::time::{Duration, SystemTime};
+
+use serde::Deserialize;
+use serde_json::Value;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use zeroize::Zeroizing;
+
+use crate::model::secret::Secret;
+use crate::policy::mint::{MintRecipe, TokenGrant};
+
+/// The longest token, in bytes. Origins accept request heads of at least 8 KiB.
+const MAX_TOKEN: usize = 8 * 1024;
+/// The error codes of token endpoints (RFC 6749 §5.2, RFC 8693 §2.2.2 and RFC 8707 §2).
+const ERRORS: [&str; 7] = [
+    "invalid_client",
+    "invalid_grant",
+    "invalid_request",
+    "invalid_scope",
+    "invalid_target",
+    "unauthorized_client",
+    "unsupported_grant_type",
+];
+
+/// A successful answer.
+pub(super) struct Answer {
+    pub(super) token: Secret,
+    /// The life of the token, if the endpoint states it.
+    pub(super) life: Option<Duration>,
+    pub(super) refresh_token: Option<Secret>,
+}
+
+/// An answer of RFC 6749 §5.1. A member that occurs twice is an error.
+#[derive(Deserialize)]
+struct OAuthAnswer {
+    access_token: Zeroizing<String>,
+    token_type: String,
+    expires_in: Option<Value>,
+    refresh_token: Option<Zeroizing<String>>,
+}
+
+/// An answer of GitHub's API to a request for an installation token.
+#[derive(Deserialize)]
+struct GithubAnswer {
+    token: Zeroizing<String>,
+    expires_at: String,
+}
+
+#[derive(Deserialize)]
+struct ErrorAnswer {
+    error: String,
+}
+
+/// Parses the answer. `now` is the time by the endpoint's clock.
+pub(super) fn parse(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Result<Answer, &'static str> {
+    // The error's text could have a part of the answer.
+    const UNKNOWN: &str = "the answer is not that of a token endpoint";
+    if let TokenGrant::GithubInstallation { .. } = recipe.grant {
+        let GithubAnswer { token, expires_at } = serde_json::from_slice(body).map_err(|_| UNKNOWN)?;
+        let end =
+            OffsetDateTime::parse(&expires_at, &Rfc3339).map_err(|_| "the end of the token's life is not a time")?;
+        let life = SystemTime::from(end).duration_since(now).map_err(|_| "the token has expired already")?;
+        return Ok(Answer { token: checked(token)?, life: Some(life), refresh_token: None });
+    }
+    let OAuthAnswer { access_token, token_type, expires_in, refresh_token } =
+        serde_json::from_slice(body).map_err(|_| UNKNOWN)?;
+    // `N_A` is for tokens that are not access tokens (RFC 8693 §2.2.1). They are sent as the configuration says.
+    let is_exchanged = matches!(recipe.grant, TokenGrant::TokenExchange { .. }) && token_type == "N_A";
+    if !token_type.eq_ignore_ascii_case("bearer") && !is_exchanged {
+        return Err("the type of the token is not Bearer");
+    }
+    let life = expires_in.filter(|life| !life.is_null()).map(|life| seconds(&life)).transpose()?;
+    // Without the grant of a refresh token, one is of no use.
+    let refresh_token = match recipe.grant {
+        TokenGrant::RefreshToken { .. } => refresh_token.map(checked).transpose()?,
+        _ => None,
+    };
+    Ok(Answer { token: checked(access_token)?, life, refresh_token })
+}
+
+/// Returns the error code of an answer, if it is a registered one.
+pub(super) fn registered_error(body: &[u8]) -> Option<&'static str> {
+    let ErrorAnswer { error } = serde_json::from_slice(body).ok()?;
+    ERRORS.into_iter().find(|known| *known == error)
+}
+
+/// Returns a token of visible ASCII characters (RFC 6749 appendix A.12), without blanks, which a field could lose.
+fn checked(token: Zeroizing<String>) -> Result<Secret, &'static str> {
+    match token.len() {
+        0 => Err("the token is empty"),
+        1..=MAX_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Ok(Secret::new(token.as_bytes().to_vec()))
+        }
+        1..=MAX_TOKEN => Err("the token has characters that a header field cannot carry"),
+        _ => Err("the token is longer than 8192 bytes"),
+    }
+}
+
+/// Reads seconds: a number, or the same in quotes, as some endpoints send it.
+fn seconds(life: &Value) -> Result<Duration, &'static str> {
+    let number = life.as_f64().or_else(|| life.as_str().and_then(|text| text.parse::<u32>().ok()).map(f64::from));
+    match number {
+        Some(number) if number > 0.0 && number < f64::from(u32::MAX) => Ok(Duration::from_secs_f64(number)),
+        Some(number) if number <= 0.0 => Err("the token has expired already"),
+        _ => Err("the life of the token is not a number of seconds"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::hook_url::HookUrl;
+    use crate::policy::mint::{Assertion, ClientAuth, HeldSecret};
+    use std::sync::Arc;
+
+    fn recipe(grant: TokenGrant) -> MintRecipe {
+        MintRecipe {
+            url: HookUrl::parse("https://login.test/token").unwrap(),
+            grant,
+            client: ClientAuth::Anonymous,
+            parameters: Vec::new(),
+            mint_timeout: Duration::from_secs(1),
+            assumed_life: Duration::from_secs(60),
+        }
+    }
+
+    fn held() -> Arc<HeldSecret> {
+        Arc::new(HeldSecret::new(Secret::new(b"x".to_vec())))
+    }
+
+    #[test]
+    fn answers_are_read_strictly() {
+        let long = format!(r#"{{"access_token":"{}","token_type":"Bearer"}}"#, "a".repeat(MAX_TOKEN + 1));
+        let rows: [(&str, Result<Option<u64>, &str>); 18] = [
+            (r#"{"access_token":"abc","token_type":"Bearer","expires_in":3600}"#, Ok(Some(3600))),
+            (r#"{"access_token":"abc","token_type":"bearer","expires_in":"60","scope":"x"}"#, Ok(Some(60))),
+            (r#"{"access_token":"abc","token_type":"BEARER","expires_in":1.5}"#, Ok(Some(1))),
+            (r#"{"access_token":"abc","token_type":"Bearer"}"#, Ok(None)),
+            (r#"{"access_token":"abc","token_type":"Bearer","expires_in":null}"#, Ok(None)),
+            (r#"{"access_token":"abc","token_type":"Bearer","expires_in":0}"#, Err("expired")),
+            (r#"{"access_token":"abc","token_type":"Bearer","expires_in":-5}"#, Err("expired")),
+            (r#"{"access_token":"abc","token_type":"Bearer","expires_in":1e300}"#, Err("seconds")),
+            (r#"{"access_token":"abc","token_type":"Bearer","expires_in":[]}"#, Err("seconds")),
+            (r#"{"access_token":"abc","token_type":"DPoP"}"#, Err("Bearer")),
+            (r#"{"access_token":"abc","token_type":"N_A"}"#, Err("Bearer")),
+            (r#"{"access_token":"abc"}"#, Err("not that of a token endpoint")),
+            (r#"{"access_token":"","token_type":"Bearer"}"#, Err("empty")),
+            (r#"{"access_token":"a\r\nX: y","token_type":"Bearer"}"#, Err("characters")),
+            (r#"{"access_token":"a b","token_type":"Bearer"}"#, Err("characters")),
+            (r#"{"access_token":"a","access_token":"b","token_type":"Bearer"}"#, Err("not that of a token endpoint")),
+            ("<html>", Err("not that of a token endpoint")),
+            (&long, Err("longer")),
+        ];
+        for (body, want) in rows {
+            let found = parse(body.as_bytes(), &recipe(TokenGrant::ClientCredentials), SystemTime::now());
+            match (found, want) {
+                (Ok(answer), Ok(want)) => assert_eq!(answer.life.map(|life| life.as_secs()), want, "{body}"),
+                (Err(why), Err(want)) => assert!(why.contains(want), "{body}: {why}"),
+                (found, _) => panic!("{body}: {:?}", found.err()),
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_refresh_grant_takes_a_refresh_token() {
+        let body = br#"{"access_token":"abc","token_type":"Bearer","refresh_token":"new"}"#;
+        let refresh = TokenGrant::RefreshToken { token: held(), workspace: String::new(), name: String::new() };
+        let taken = parse(body, &recipe(refresh), SystemTime::now()).ok().unwrap();
+        assert_eq!(taken.refresh_token.unwrap().expose(), b"new");
+        let ignored = parse(body, &recipe(TokenGrant::ClientCredentials), SystemTime::now()).ok().unwrap();
+        assert!(ignored.refresh_token.is_none());
+        let exchange = TokenGrant::TokenExchange { subject_token: held(), subject_token_type: String::new() };
+        let body = br#"{"access_token":"abc","token_type":"N_A","issued_token_type":"x"}"#;
+        assert!(parse(body, &recipe(exchange), SystemTime::now()).is_ok());
+    }
+
+    #[test]
+    fn the_end_of_a_life_is_by_the_endpoints_clock() {
+        let assertion =
+            Assertion { issuer: String::new(), subject: None, audience: None, scope: None, key_id: None, key: held() };
+        let github =
+            recipe(TokenGrant::GithubInstallation { assertion, repositories: Vec::new(), permissions: Vec::new() });
+        let at = |time: &str| SystemTime::from(OffsetDateTime::parse(time, &Rfc3339).unwrap());
+        let body = br#"{"token":"ghs_abc","expires_at":"2026-11-27T11:00:00Z","permissions":{}}"#;
+        let answer = parse(body, &github, at("2026-11-27T10:00:00Z")).ok().unwrap();
+        assert_eq!(answer.life, Some(Duration::from_secs(3600)));
+        assert_eq!(parse(body, &github, at("2026-11-27T12:00:00Z")).err(), Some("the token has expired already"));
+        assert!(parse(br#"{"token":"ghs_abc","expires_at":"soon"}"#, &github, SystemTime::now()).is_err());
+    }
+
+    #[test]
+    fn only_registered_errors_are_told() {
+        assert_eq!(
+            registered_error(br#"{"error":"invalid_grant","error_description":"secret"}"#),
+            Some("invalid_grant")
+        );
+        assert_eq!(registered_error(br#"{"error":"<script>"}"#), None);
+        assert_eq!(registered_error(b"oops"), None);
+    }
+}

@@ -1,0 +1,455 @@
+//! `[credentials]`: the keys of credentials that are minted.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zeroize::Zeroizing;
+
+use super::credential_file::CredentialSource;
+use super::hook_url::HookUrl;
+use super::mint::{Assertion, ClientAuth, HeldSecret, MintRecipe, TokenGrant};
+use super::reader::{Findings, Section};
+use super::settings::Source;
+use crate::model::secret::Secret;
+
+/// How long a request waits for a token, unless the configuration says otherwise.
+const MINT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time that a request may wait for a token.
+const MAX_MINT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The life of a token whose server does not state it.
+const ASSUMED_LIFE: Duration = Duration::from_secs(3600);
+/// The longest text of a key, in bytes.
+const MAX_TEXT: usize = 2048;
+/// The type of an access token (RFC 8693 §3).
+const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
+const GITHUB_API: &str = "https://api.github.com";
+const GOOGLE_TOKEN_URL: &str = "https://oauth2.googleapis.com/token";
+const MICROSOFT_LOGIN: &str = "https://login.microsoftonline.com";
+
+/// The `auth_type`s whose values are minted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MintType {
+    AzureClientCredentials,
+    ClientCredentials,
+    GcpServiceAccount,
+    GithubApp,
+    JwtBearer,
+    RefreshToken,
+    TokenExchange,
+}
+
+/// A key of the section, for some types.
+struct Key {
+    name: &'static str,
+    required: &'static [MintType],
+    optional: &'static [MintType],
+    example: &'static str,
+}
+
+use MintType::{
+    AzureClientCredentials, ClientCredentials, GcpServiceAccount, GithubApp, JwtBearer, RefreshToken, TokenExchange,
+};
+
+/// The types with a token endpoint that takes forms.
+const FORMS: &[MintType] = &[ClientCredentials, RefreshToken, JwtBearer, TokenExchange];
+const ALL: &[MintType] =
+    &[AzureClientCredentials, ClientCredentials, GcpServiceAccount, GithubApp, JwtBearer, RefreshToken, TokenExchange];
+
+/// The keys with a text.
+const TEXTS: [Key; 13] = [
+    key("app_id", &[GithubApp], &[], "\"123456\""),
+    key("audience", &[], FORMS, "the audience of the token"),
+    key("client_auth", &[], FORMS, "\"client_secret_basic\", \"client_secret_post\" or \"private_key_jwt\""),
+    key(
+        "client_id",
+        &[ClientCredentials, AzureClientCredentials],
+        &[RefreshToken, JwtBearer, TokenExchange],
+        "the id of the client",
+    ),
+    key("installation_id", &[GithubApp], &[], "\"12345678\""),
+    key("issuer", &[JwtBearer], &[], "the claim iss of the assertion"),
+    key("key_id", &[], &[ClientCredentials, RefreshToken, JwtBearer, TokenExchange], "the id of the private key"),
+    key("scope", &[GcpServiceAccount, AzureClientCredentials], FORMS, "\"read write\""),
+    key("subject", &[], &[JwtBearer, GcpServiceAccount], "the claim sub of the assertion"),
+    key("subject_token_type", &[], &[TokenExchange], "the URI of the token's type"),
+    key("assertion_audience", &[], FORMS, "the claim aud of the assertion"),
+    key("tenant", &[AzureClientCredentials], &[], "the id of the tenant"),
+    key(
+        "token_url",
+        FORMS,
+        &[GithubApp, GcpServiceAccount, AzureClientCredentials],
+        "\"https://login.example.com/oauth2/token\"",
+    ),
+];
+
+/// The keys with the source of a secret.
+const SOURCES: [Key; 4] = [
+    key(
+        "client_secret",
+        &[AzureClientCredentials],
+        &[ClientCredentials, RefreshToken, JwtBearer, TokenExchange],
+        "\"secret:NAME\"",
+    ),
+    key("private_key", &[JwtBearer, GithubApp], &[ClientCredentials, RefreshToken, TokenExchange], "\"file:key.pem\""),
+    key("refresh_token", &[RefreshToken], &[], "\"secret:NAME\", a secret of the vault"),
+    key("subject_token", &[TokenExchange], &[], "\"file:token.jwt\""),
+];
+
+/// The keys with a list of texts.
+const LISTS: [Key; 2] = [
+    key("repositories", &[], &[GithubApp], "the names of repositories"),
+    key("resource", &[], FORMS, "the URIs of resources"),
+];
+
+const fn key(
+    name: &'static str,
+    required: &'static [MintType],
+    optional: &'static [MintType],
+    example: &'static str,
+) -> Key {
+    Key { name, required, optional, example }
+}
+
+/// The keys of a credential that is minted.
+pub(super) struct RawMint {
+    texts: BTreeMap<&'static str, String>,
+    sources: BTreeMap<&'static str, Source>,
+    lists: BTreeMap<&'static str, Vec<String>>,
+    permissions: Vec<(String, String)>,
+    mint_timeout: Option<Duration>,
+    token_lifetime: Option<Duration>,
+}
+
+/// The secrets of a recipe, as they are read.
+pub(super) trait ReadSecret {
+    /// Returns the secret of a key, which is one line. `None` if it cannot be read, after that has been reported.
+    fn line(&self, key: &str, source: &Source) -> Option<Secret>;
+
+    /// Returns the secret of a key, which may have several lines.
+    fn document(&self, key: &str, source: &Source) -> Option<Secret>;
+}
+
+/// The members of a Google service account's key file that are used.
+#[derive(serde::Deserialize)]
+struct ServiceAccount {
+    client_email: String,
+    private_key: Zeroizing<String>,
+    private_key_id: Option<String>,
+}
+
+impl MintType {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            AzureClientCredentials => "azure_client_credentials",
+            ClientCredentials => "oauth2_client_credentials",
+            GcpServiceAccount => "gcp_service_account",
+            GithubApp => "github_app",
+            JwtBearer => "oauth2_jwt_bearer",
+            RefreshToken => "oauth2_refresh_token",
+            TokenExchange => "oauth2_token_exchange",
+        }
+    }
+
+    /// Whether the type has the key `value`, which then holds a document with the secret.
+    pub(super) fn has_value(self) -> bool {
+        self == GcpServiceAccount
+    }
+}
+
+impl Key {
+    fn admits(&self, kind: MintType) -> bool {
+        self.required.contains(&kind) || self.optional.contains(&kind)
+    }
+
+    fn types(&self) -> String {
+        let all = self.required.iter().chain(self.optional);
+        all.map(|kind| format!("{:?}", kind.name())).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl RawMint {
+    pub(super) fn read(s: &mut Section<'_>, base: &Path) -> Self {
+        let mut raw = Self {
+            texts: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            lists: BTreeMap::new(),
+            permissions: if s.has("permissions") { s.values::<String>("permissions") } else { Vec::new() },
+            mint_timeout: s.take("mint_timeout"),
+            token_lifetime: s.take("token_lifetime"),
+        };
+        for Key { name, .. } in TEXTS {
+            raw.texts.extend(s.take::<String>(name).map(|text| (name, text)));
+        }
+        for Key { name, .. } in SOURCES {
+            let source = s.take::<CredentialSource>(name);
+            raw.sources.extend(source.map(|CredentialSource(source)| (name, source.relative_to(base))));
+        }
+        for Key { name, .. } in LISTS {
+            raw.lists.extend(s.take::<Vec<String>>(name).map(|list| (name, list)));
+        }
+        raw
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        let durations =
+            [("mint_timeout", self.mint_timeout.is_some()), ("token_lifetime", self.token_lifetime.is_some())];
+        let given = durations.into_iter().chain([("permissions", !self.permissions.is_empty())]);
+        let given = given.filter(|(_, is_given)| *is_given).map(|(name, _)| name);
+        self.texts.keys().chain(self.sources.keys()).chain(self.lists.keys()).copied().chain(given)
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        self.texts.get(name).cloned()
+    }
+
+    /// Reports the keys that a type does not have, those that it lacks, and those that are invalid.
+    pub(super) fn check(&self, kind: Option<MintType>, path: &str, findings: &Findings) {
+        let at = |name: &str| format!("{path}.{name}");
+        let keys = || TEXTS.into_iter().chain(SOURCES).chain(LISTS);
+        let Some(kind) = kind else {
+            for name in self.names() {
+                let types = keys().find(|key| key.name == name).map(|key| key.types());
+                let types = types.unwrap_or_else(|| "a type that is minted".to_owned());
+                findings.problem(at(name), format!("requires auth_type = {types}"), format!("no {name}"));
+            }
+            return;
+        };
+        for key in keys() {
+            let is_given = self.names().any(|name| name == key.name);
+            if is_given && !key.admits(kind) {
+                let problem = format!("not a key of auth_type = {:?}", kind.name());
+                findings.problem(at(key.name), problem, format!("no {}", key.name));
+            }
+            if !is_given && key.required.contains(&kind) && !findings.has(&at(key.name)) {
+                findings.problem(at(key.name), "missing", key.example);
+            }
+        }
+        for (name, text) in &self.texts {
+            if text.is_empty() || text.len() > MAX_TEXT || text.chars().any(char::is_control) {
+                findings.problem(at(name), "not a text of this key", "1 to 2048 characters in one line");
+            }
+        }
+        for name in ["app_id", "installation_id"] {
+            if self
+                .texts
+                .get(name)
+                .is_some_and(|text| !text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b)))
+            {
+                findings.problem(at(name), "not an id", "digits, or the client id of the app");
+            }
+        }
+        if self
+            .texts
+            .get("tenant")
+            .is_some_and(|text| !text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-".contains(&b)))
+        {
+            findings.problem(at("tenant"), "not a tenant", "its id, or its domain");
+        }
+        if !self.permissions.is_empty() && kind != GithubApp {
+            findings.problem(at("permissions"), "requires auth_type = \"github_app\"", "no permissions");
+        }
+        if self.sources.get("refresh_token").is_some_and(|source| !matches!(source, Source::Secret(_))) {
+            let problem = "a refresh token may be replaced by its server, and only the vault can store the new one";
+            findings.problem(at("refresh_token"), problem, "\"secret:NAME\"");
+        }
+        if self.mint_timeout.is_some_and(|timeout| timeout.is_zero() || timeout > MAX_MINT_TIMEOUT) {
+            findings.problem(at("mint_timeout"), "too short or too long", "1ms to 60s");
+        }
+        if self.token_lifetime.is_some_and(|life| life.is_zero()) {
+            findings.problem(at("token_lifetime"), "too short", "\"1h\"");
+        }
+        self.check_client(kind, path, findings);
+        if let Some(Err(error)) = self.url(kind) {
+            findings.problem(at("token_url"), error, "\"https://login.example.com/oauth2/token\"");
+        }
+    }
+
+    fn check_client(&self, kind: MintType, path: &str, findings: &Findings) {
+        let at = |name: &str| format!("{path}.{name}");
+        if !FORMS.contains(&kind) {
+            return;
+        }
+        let has = |name: &str| self.sources.contains_key(name) || self.texts.contains_key(name);
+        let (has_secret, signs_client) = (has("client_secret"), self.client_auth() == "private_key_jwt");
+        match self.client_auth() {
+            "client_secret_basic" | "client_secret_post"
+                if !has_secret && (kind == ClientCredentials || has("client_auth")) =>
+            {
+                findings.problem(at("client_secret"), "missing", "\"secret:NAME\", or a private_key");
+            }
+            "client_secret_basic" | "client_secret_post" => {}
+            "private_key_jwt" => {
+                if !has("private_key") {
+                    findings.problem(at("private_key"), "missing", "\"file:key.pem\"");
+                }
+                if has_secret {
+                    findings.problem(at("client_secret"), "not a key of private_key_jwt", "no client_secret");
+                }
+            }
+            other => findings.problem(
+                at("client_auth"),
+                format!("{other:?} is not known"),
+                "\"client_secret_basic\", \"client_secret_post\" or \"private_key_jwt\"",
+            ),
+        }
+        if (has_secret || signs_client) && !has("client_id") && kind != ClientCredentials {
+            findings.problem(at("client_id"), "missing", "the id of the client");
+        }
+        let signs = signs_client || kind == JwtBearer;
+        for name in ["private_key", "key_id", "assertion_audience"].into_iter().filter(|name| has(name) && !signs) {
+            findings.problem(at(name), "requires client_auth = \"private_key_jwt\"", format!("no {name}"));
+        }
+    }
+
+    /// Returns the method of client authentication.
+    fn client_auth(&self) -> &str {
+        let is_signed = self.sources.contains_key("private_key") && !self.texts.contains_key("issuer");
+        let usual = if is_signed { "private_key_jwt" } else { "client_secret_basic" };
+        self.texts.get("client_auth").map_or(usual, String::as_str)
+    }
+
+    /// Returns the URL of the token endpoint. `None` if it is missing.
+    fn url(&self, kind: MintType) -> Option<Result<HookUrl, String>> {
+        let text = match (self.text("token_url"), kind) {
+            (url, GithubApp) => {
+                let api = url.unwrap_or_else(|| GITHUB_API.to_owned());
+                format!(
+                    "{}/app/installations/{}/access_tokens",
+                    api.trim_end_matches('/'),
+                    self.text("installation_id")?
+                )
+            }
+            (Some(url), _) => url,
+            (None, GcpServiceAccount) => GOOGLE_TOKEN_URL.to_owned(),
+            (None, AzureClientCredentials) => format!("{MICROSOFT_LOGIN}/{}/oauth2/v2.0/token", self.text("tenant")?),
+            (None, _) => return None,
+        };
+        let url = HookUrl::parse(&text).map_err(|error| error.to_string());
+        Some(
+            url.and_then(
+                |url| if url.is_tls { Ok(url) } else { Err("it would be sent secrets without TLS".to_owned()) },
+            ),
+        )
+    }
+
+    /// Returns the recipe. `None` if a secret is missing or a key is invalid, after that has been reported.
+    pub(super) fn recipe(
+        &self,
+        kind: MintType,
+        (value, workspace): (Option<&Source>, &str),
+        secrets: &dyn ReadSecret,
+        (path, findings): (&str, &Findings),
+    ) -> Option<MintRecipe> {
+        let url = self.url(kind)?.ok()?;
+        let held = |secret: Secret| Arc::new(HeldSecret::new(secret));
+        let line = |key: &str| secrets.line(key, self.sources.get(key)?).map(held);
+        let private_key = || {
+            let key = secrets.document("private_key", self.sources.get("private_key")?).map(held)?;
+            is_private_key(key.secret(), &format!("{path}.private_key"), findings).then_some(key)
+        };
+        let audience = || self.text("assertion_audience").or_else(|| Some(full_url(&url)));
+        let assertion = |issuer: String, subject: Option<String>| {
+            let (key_id, key) = (self.text("key_id"), private_key()?);
+            Some(Assertion { issuer, subject, audience: audience(), scope: None, key_id, key })
+        };
+        let client = match (kind, self.text("client_id"), self.client_auth()) {
+            (GithubApp | GcpServiceAccount, ..) | (_, None, _) => ClientAuth::Anonymous,
+            (AzureClientCredentials, Some(id), _) => ClientAuth::Post { id, secret: line("client_secret")? },
+            (_, Some(id), "private_key_jwt") => {
+                let assertion = assertion(id.clone(), Some(id.clone()))?;
+                ClientAuth::PrivateKeyJwt { id, assertion }
+            }
+            (_, Some(id), _) if !self.sources.contains_key("client_secret") => ClientAuth::Public { id },
+            (_, Some(id), "client_secret_post") => ClientAuth::Post { id, secret: line("client_secret")? },
+            (_, Some(id), _) => ClientAuth::Basic { id, secret: line("client_secret")? },
+        };
+        let grant = match kind {
+            ClientCredentials | AzureClientCredentials => TokenGrant::ClientCredentials,
+            RefreshToken => {
+                let Some(Source::Secret(name)) = self.sources.get("refresh_token") else { return None };
+                let token = line("refresh_token")?;
+                TokenGrant::RefreshToken { token, workspace: workspace.to_owned(), name: name.clone() }
+            }
+            JwtBearer => {
+                let issuer = self.text("issuer")?;
+                TokenGrant::JwtBearer(assertion(issuer.clone(), self.text("subject").or(Some(issuer)))?)
+            }
+            TokenExchange => {
+                let kind = self.text("subject_token_type").unwrap_or_else(|| ACCESS_TOKEN.to_owned());
+                TokenGrant::TokenExchange { subject_token: line("subject_token")?, subject_token_type: kind }
+            }
+            GcpServiceAccount => {
+                let document = secrets.document("value", value?)?;
+                let account = service_account(&document, &format!("{path}.value"), findings)?;
+                TokenGrant::JwtBearer(Assertion {
+                    issuer: account.client_email.clone(),
+                    subject: self.text("subject"),
+                    audience: audience(),
+                    scope: self.text("scope"),
+                    key_id: account.private_key_id.clone(),
+                    key: held(Secret::new(account.private_key.as_bytes().to_vec())),
+                })
+            }
+            GithubApp => TokenGrant::GithubInstallation {
+                assertion: Assertion {
+                    issuer: self.text("app_id")?,
+                    subject: None,
+                    audience: None,
+                    scope: None,
+                    key_id: None,
+                    key: private_key()?,
+                },
+                repositories: self.lists.get("repositories").cloned().unwrap_or_default(),
+                permissions: self.permissions.clone(),
+            },
+        };
+        Some(MintRecipe {
+            url,
+            grant,
+            client,
+            parameters: self.parameters(kind),
+            mint_timeout: self.mint_timeout.unwrap_or(MINT_TIMEOUT),
+            assumed_life: self.token_lifetime.unwrap_or(ASSUMED_LIFE),
+        })
+    }
+
+    fn parameters(&self, kind: MintType) -> Vec<(&'static str, String)> {
+        let names = match kind {
+            GithubApp => return Vec::new(),
+            // Google reads the scope of the assertion.
+            GcpServiceAccount => &[][..],
+            _ => &["scope", "audience"][..],
+        };
+        let texts = names.iter().filter_map(|name| Some((*name, self.text(name)?)));
+        let resources = self.lists.get("resource").into_iter().flatten().map(|resource| ("resource", resource.clone()));
+        texts.chain(resources).collect()
+    }
+}
+
+/// Returns the whole URL, which is the usual audience of an assertion (RFC 7523 §3).
+fn full_url(url: &HookUrl) -> String {
+    format!("{url}{}", url.path())
+}
+
+/// Reports a private key that is not in PEM. Whether it can sign is found out when it does.
+fn is_private_key(key: &Secret, path: &str, findings: &Findings) -> bool {
+    let is_pem = memchr::memmem::find(key.expose(), b"PRIVATE KEY-----").is_some();
+    if !is_pem {
+        findings.problem(path, "not a private key", "a key in PEM, without a passphrase");
+    }
+    is_pem
+}
+
+fn service_account(document: &Secret, path: &str, findings: &Findings) -> Option<ServiceAccount> {
+    let account = serde_json::from_slice::<ServiceAccount>(document.expose()).ok();
+    if account.is_none() {
+        // The error's text could have a part of the document.
+        findings.problem(path, "not the key file of a service account", "JSON with client_email and private_key");
+    }
+    let account = account?;
+    is_private_key(&Secret::new(account.private_key.as_bytes().to_vec()), path, findings).then_some(account)
+}
+
+const _: () = assert!(ALL.len() == 7);
