@@ -137,7 +137,7 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     let file = vault.path().display();
     say(format_args!("{workspace}/{name} is {what} in {file}; a running daemon uses it after its next reload"));
     if let Some(why) = unusable {
-        say(format_args!("warning: {why}, so no credential can use it"));
+        say(format_args!("warning: {why}, so only a private_key or a gcp_service_account can use it"));
     } else if has_blank_edge {
         say("warning: the value begins or ends with a blank, so only basic and query_param credentials can use it");
     } else if let Strength::Weak(why) = Strength::of(&value) {

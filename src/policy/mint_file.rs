@@ -54,9 +54,6 @@ use MintType::{
 
 /// The types with a token endpoint that takes forms.
 const FORMS: &[MintType] = &[ClientCredentials, RefreshToken, JwtBearer, TokenExchange];
-const ALL: &[MintType] =
-    &[AzureClientCredentials, ClientCredentials, GcpServiceAccount, GithubApp, JwtBearer, RefreshToken, TokenExchange];
-
 /// The keys with a text.
 const TEXTS: [Key; 13] = [
     key("app_id", &[GithubApp], &[], "\"123456\""),
@@ -254,11 +251,8 @@ impl RawMint {
             let problem = "a refresh token may be replaced by its server, and only the vault can store the new one";
             findings.problem(at("refresh_token"), problem, "\"secret:NAME\"");
         }
-        if self.mint_timeout.is_some_and(|timeout| timeout.is_zero() || timeout > MAX_MINT_TIMEOUT) {
-            findings.problem(at("mint_timeout"), "too short or too long", "1ms to 60s");
-        }
-        if self.token_lifetime.is_some_and(|life| life.is_zero()) {
-            findings.problem(at("token_lifetime"), "too short", "\"1h\"");
+        if self.mint_timeout.is_some_and(|timeout| timeout > MAX_MINT_TIMEOUT) {
+            findings.problem(at("mint_timeout"), "too long", "at most 60s");
         }
         self.check_client(kind, path, findings);
         if let Some(Err(error)) = self.url(kind) {
@@ -283,8 +277,7 @@ impl RawMint {
             "private_key_jwt" => {
                 if !has("private_key") {
                     findings.problem(at("private_key"), "missing", "\"file:key.pem\"");
-                }
-                if has_secret {
+                } else if has_secret {
                     findings.problem(at("client_secret"), "not a key of private_key_jwt", "no client_secret");
                 }
             }
@@ -452,4 +445,132 @@ fn service_account(document: &Secret, path: &str, findings: &Findings) -> Option
     is_private_key(&Secret::new(account.private_key.as_bytes().to_vec()), path, findings).then_some(account)
 }
 
-const _: () = assert!(ALL.len() == 7);
+#[cfg(test)]
+mod tests {
+    use crate::model::secret::Secret;
+    use crate::policy::compile::compile;
+    use crate::policy::reader::Problem;
+    use crate::policy::settings::Vault;
+    use crate::policy::source::{CompileContext, SecretSource, SourceError};
+
+    /// A vault in which every secret exists.
+    struct Everything;
+
+    impl SecretSource for Everything {
+        fn secret(&self, _: &Vault, _: &str, name: &str) -> Result<Secret, SourceError> {
+            let text = match name {
+                "PEM" | "PARTNER_KEY" => "-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n".to_owned(),
+                "ACCOUNT" => r#"{"client_email":"a@b","private_key":"-----BEGIN PRIVATE KEY-----\nabc"}"#.to_owned(),
+                "LONG" => "x".repeat(9000),
+                other => format!("{other}: hJ7-rT2qLz"),
+            };
+            Ok(Secret::new(text.into_bytes()))
+        }
+    }
+
+    fn problems(keys: &str) -> Vec<Problem> {
+        let text = format!(
+            "[credentials.C]\ndomains = [\"a.example\"]\n{keys}\n[integrations.a]\nallowed_domains = [\"a.example\"]\n\
+             [tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"C\"]\n"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let context = CompileContext {
+            base: dir.path(),
+            state_dir: dir.path(),
+            env: &|_| None,
+            secrets: &Everything,
+            is_offline: false,
+        };
+        compile(&text, &context).err().unwrap_or_default()
+    }
+
+    /// The examples of the documentation, each as a whole configuration.
+    #[test]
+    fn the_examples_of_the_documentation_are_valid() {
+        let page = include_str!("../../docs/credentials.md");
+        let examples: Vec<&str> = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        for example in &examples {
+            let names = example.lines().filter_map(|line| line.strip_prefix("[credentials.")?.strip_suffix(']'));
+            let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
+            let task = match example.contains("[tasks.") {
+                true => String::new(),
+                false => format!("[tasks.t]\ncredentials = [{}]\n", names.join(", ")),
+            };
+            let dir = tempfile::tempdir().unwrap();
+            let context = CompileContext {
+                base: dir.path(),
+                state_dir: dir.path(),
+                env: &|_| None,
+                secrets: &Everything,
+                is_offline: true,
+            };
+            let compiled = compile(&format!("{example}\n{task}"), &context);
+            let problems = compiled.err().unwrap_or_default();
+            let is_about_reference = |problem: &Problem| problem.problem.starts_with("no integration named");
+            assert!(problems.iter().all(is_about_reference), "{example}: {problems:#?}");
+        }
+        let minted = examples.iter().map(|example| example.matches("auth_type = ").count()).max();
+        assert_eq!(minted, Some(8), "one of each type, and one with another client authentication");
+    }
+
+    const CLIENT: &str =
+        "auth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://a.test/t\"\nclient_id = \"c\"\n";
+
+    #[test]
+    fn valid_keys_of_each_type() {
+        let rows = [
+            format!("{CLIENT}client_secret = \"secret:S\"\nscope = \"a\"\nresource = [\"urn:x\"]\naudience = \"y\""),
+            format!("{CLIENT}client_secret = \"secret:S\"\nclient_auth = \"client_secret_post\"\nmint_timeout = \"3s\""),
+            format!("{CLIENT}private_key = \"secret:PEM\"\nkey_id = \"k\"\nassertion_audience = \"z\""),
+            format!("{CLIENT}client_secret = \"secret:S\"\nauth_header_name = \"X-Token\"\ntoken_lifetime = \"5m\""),
+            "auth_type = \"oauth2_refresh_token\"\ntoken_url = \"https://a.test/t\"\nrefresh_token = \"secret:R\"".to_owned(),
+            "auth_type = \"oauth2_jwt_bearer\"\ntoken_url = \"https://a.test/t\"\nissuer = \"i\"\nprivate_key = \"secret:PEM\"".to_owned(),
+            "auth_type = \"oauth2_token_exchange\"\ntoken_url = \"https://a.test/t\"\nsubject_token = \"secret:T\"".to_owned(),
+            "auth_type = \"github_app\"\napp_id = \"Iv1.abc\"\ninstallation_id = \"1\"\nprivate_key = \"secret:PEM\"\npermissions = { issues = \"write\" }".to_owned(),
+            "auth_type = \"gcp_service_account\"\nvalue = \"secret:ACCOUNT\"\nscope = \"s\"\nsubject = \"u@b\"".to_owned(),
+            "auth_type = \"azure_client_credentials\"\ntenant = \"t.example\"\nclient_id = \"c\"\nclient_secret = \"secret:S\"\nscope = \"s\"".to_owned(),
+        ];
+        for keys in rows {
+            assert_eq!(problems(&keys), [], "{keys}");
+        }
+    }
+
+    #[test]
+    fn invalid_keys_are_reported_at_their_places() {
+        let client = |more: &str| format!("{CLIENT}{more}");
+        let with_secret = |more: &str| format!("{CLIENT}client_secret = \"secret:S\"\n{more}");
+        let rows = [
+            (client(""), "client_secret", "missing"),
+            (client("value = \"secret:S\"\nclient_secret = \"secret:S\""), "value", "minted"),
+            (with_secret("refresh_token = \"secret:R\""), "refresh_token", "not a key of"),
+            (with_secret("tenant = \"t\""), "tenant", "not a key of"),
+            (with_secret("client_auth = \"magic\""), "client_auth", "not known"),
+            (with_secret("client_auth = \"private_key_jwt\""), "private_key", "missing"),
+            (with_secret("mint_timeout = \"5m\""), "mint_timeout", "too long"),
+            (with_secret("token_lifetime = \"0s\""), "token_lifetime", "invalid value"),
+            (with_secret("scope = \"\""), "scope", "not a text"),
+            (with_secret("key_id = \"k\""), "key_id", "private_key_jwt"),
+            (with_secret("permissions = { a = \"read\" }"), "permissions", "github_app"),
+            (with_secret("").replace("https://a.test/t", "http://127.0.0.1/t"), "token_url", "without TLS"),
+            (with_secret("").replace("https://a.test/t", "http://a.test/t"), "token_url", "http://"),
+            (with_secret("").replace("https://a.test/t", "https://u:p@a.test/t"), "token_url", "user or password"),
+            (client("client_secret = \"secret:LONG\""), "client_secret", "longer than 8192"),
+            (client("private_key = \"secret:S\""), "private_key", "not a private key"),
+            (client("private_key = \"secret:PEM\"\nclient_secret = \"secret:S\""), "client_secret", "not a key of private_key_jwt"),
+            ("auth_type = \"oauth2_refresh_token\"\ntoken_url = \"https://a.test/t\"\nrefresh_token = \"file:r\"".to_owned(), "refresh_token", "only the vault"),
+            ("auth_type = \"github_app\"\napp_id = \"1\"\nprivate_key = \"secret:PEM\"".to_owned(), "installation_id", "missing"),
+            ("auth_type = \"github_app\"\napp_id = \"1\"\ninstallation_id = \"1/../2\"\nprivate_key = \"secret:PEM\"".to_owned(), "installation_id", "not an id"),
+            ("auth_type = \"gcp_service_account\"\nvalue = \"secret:S\"\nscope = \"s\"".to_owned(), "value", "key file of a service account"),
+            ("auth_type = \"azure_client_credentials\"\ntenant = \"a/b\"\nclient_id = \"c\"\nclient_secret = \"secret:S\"\nscope = \"s\"".to_owned(), "tenant", "not a tenant"),
+            ("auth_type = \"bearer\"\nvalue = \"secret:S\"\ntoken_url = \"https://a.test\"".to_owned(), "token_url", "requires auth_type"),
+            ("auth_type = \"bearer\"\nvalue = \"secret:S\"\nmint_timeout = \"3s\"".to_owned(), "mint_timeout", "a type that is minted"),
+        ];
+        for (keys, key, want) in rows {
+            let found = problems(&keys);
+            let at = format!("credentials.C.{key}");
+            let is_found = found.iter().any(|problem| problem.path == at && problem.problem.contains(want));
+            assert!(is_found && found.len() == 1, "{keys}: {found:#?}");
+            assert!(!format!("{found:?}").contains("hJ7-rT2qLz"));
+        }
+    }
+}

@@ -98,6 +98,7 @@ mod tests {
             strength: OnceLock::new(),
             aws: None,
             value: None,
+            minting: None,
         })
     }
 

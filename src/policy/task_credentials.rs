@@ -9,6 +9,7 @@ use aho_corasick::AhoCorasick;
 use parking_lot::Mutex;
 
 use super::credential::{Credential, Placement, strong_values};
+use super::mint::MintedValue;
 use crate::leak::{Matcher, Value};
 use crate::model::host::Host;
 use crate::model::name::CredentialName;
@@ -23,6 +24,8 @@ pub struct TaskCredentials {
     /// Finds these placeholders. Built at its first use.
     placeholders: OnceLock<Option<AhoCorasick>>,
     always_injected: Vec<Arc<Credential>>,
+    /// Those whose values are minted.
+    minted: Vec<Arc<Credential>>,
     /// The places in which placeholders are replaced, each once.
     placements: Vec<Placement>,
     /// The places that the `auth_type` of some credential defines.
@@ -46,6 +49,9 @@ impl TaskCredentials {
             credential.places().for_each(|place| insert(&mut this.placements, place));
             if credential.placeholder().is_some() {
                 this.with_placeholder.push(credential.clone());
+            }
+            if credential.recipe().is_some() {
+                this.minted.push(credential.clone());
             }
             if credential.is_always_injected() {
                 this.always_injected.push(credential.clone());
@@ -126,6 +132,12 @@ impl TaskCredentials {
         let values = || strong_values(self.all.iter()).chain(weak.terms().map(Value::whole));
         let mut masked = self.masked.lock();
         masked.entry(weak.name().clone()).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
+    }
+
+    /// Returns the minted values that may be sent to a host.
+    pub fn minted_for<'c>(&'c self, host: &'c Host) -> impl Iterator<Item = &'c Arc<MintedValue>> {
+        let of_host = self.minted.iter().filter(move |credential| credential.hosts().any(|bound| bound == host));
+        of_host.filter_map(|credential| credential.minted_value())
     }
 
     /// Whether a host could return one of the values.

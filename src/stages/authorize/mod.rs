@@ -24,6 +24,7 @@ use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
 use crate::policy::credential::Placement;
+use crate::policy::mint::MintedValue;
 use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
@@ -48,6 +49,7 @@ pub struct Admitted {
     access: AccessKind,
     allowed: MatchedRules,
     generation: u64,
+    rules_generation: u64,
 }
 
 /// Evidence that one request may be sent to an admitted destination.
@@ -80,6 +82,8 @@ struct ProtectedValues {
     own: Arc<Matcher>,
     /// The values that are redacted in the response.
     in_response: Arc<Matcher>,
+    /// The minted values that the destination may know.
+    minted: Vec<Arc<MintedValue>>,
     /// The limits for decoding a request body.
     decoding: DecodeLimits,
 }
@@ -104,7 +108,27 @@ pub(crate) struct RevocationCheck {
     /// A person has approved the request.
     approved: bool,
     /// The values that are scanned for during the exchange.
-    values: Option<Arc<Matcher>>,
+    values: Option<ScannedValues>,
+}
+
+/// The values that an exchange without a limit is scanned for, from its start to its end.
+#[derive(Clone)]
+struct ScannedValues {
+    own: Arc<Matcher>,
+    /// The minted values among them that the destination may know.
+    minted: Vec<Arc<MintedValue>>,
+}
+
+impl ScannedValues {
+    /// Returns true if other values must be scanned for under a later policy. A token that was minted since matters only if
+    /// the destination may know it: others do not come back from there, and so cannot be sent either.
+    fn differ_from(&self, task: &Task, current: &Admitted, has_same_rules: bool) -> bool {
+        if has_same_rules {
+            let mut minted = task.credentials().minted_for(current.target.host());
+            return minted.any(|value| !self.minted.iter().any(|known| Arc::ptr_eq(known, value)));
+        }
+        !self.own.is_equivalent_to(task.own())
+    }
 }
 
 impl RevocationCheck {
@@ -118,9 +142,10 @@ impl RevocationCheck {
         self.admitted.caller.facts().expires_at
     }
 
-    /// Adds the values scanned for during the exchange. The exchange ends if they change.
-    pub(super) fn with_values(self, values: &Arc<Matcher>) -> Self {
-        Self { values: Some(values.clone()), ..self }
+    /// Adds the values of a grant, which are scanned for during the exchange. The exchange ends if they change.
+    pub(super) fn with_values_of(self, grant: &Grant) -> Self {
+        let ProtectedValues { own, minted, .. } = &grant.values;
+        Self { values: Some(ScannedValues { own: own.clone(), minted: minted.clone() }), ..self }
     }
 
     /// Marks the exchange as approved by a person, so that later policies do not require another approval.
@@ -154,7 +179,8 @@ impl RevocationCheck {
                 return Err(Deny::CredentialNotBound.into());
             }
         }
-        if self.values.as_ref().is_some_and(|values| !values.is_equivalent_to(task.own())) {
+        let has_same_rules = self.admitted.rules_generation == policy.rules_generation();
+        if self.values.as_ref().is_some_and(|values| values.differ_from(task, &current, has_same_rules)) {
             // The client may retry. The new request is then scanned for the new values.
             return Err(Fail::Draining.into());
         }
@@ -264,11 +290,6 @@ impl Grant {
     /// Returns the values that must not be sent in the request.
     pub(super) fn values(&self) -> &Arc<Matcher> {
         &self.values.in_request
-    }
-
-    /// Returns the values of the task's own credentials.
-    pub(super) fn own_values(&self) -> &Arc<Matcher> {
-        &self.values.own
     }
 
     /// Returns true if the body has to be scanned before it is sent.
@@ -462,6 +483,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     let values = ProtectedValues {
         in_request: task.values().clone(),
         own: task.own().clone(),
+        minted: task.credentials().minted_for(to.0.host()).cloned().collect(),
         in_response: task.credentials().masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
         decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: Some(policy.leak().max_ratio()) },
     };
@@ -489,7 +511,14 @@ fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
 
 fn admit(policy: &Policy, caller: &Caller, target: Target, asked: AccessKind) -> Verdict<Admitted> {
     let allowed = task(policy, caller)?.destination(&target, asked)?;
-    Ok(Admitted { caller: caller.clone(), target, access: asked, allowed, generation: policy.generation() })
+    Ok(Admitted {
+        caller: caller.clone(),
+        target,
+        access: asked,
+        allowed,
+        generation: policy.generation(),
+        rules_generation: policy.rules_generation(),
+    })
 }
 
 /// Returns the caller's task if the policy still contains it and accepts the caller's token.

@@ -106,7 +106,7 @@ pub fn build_request(approved: Approved, pinned: PinnedTarget, via: bool, record
     let values = grant.values().clone();
     let request = build(&grant, request, &pinned, via, record)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
-    let check = if is_websocket { check.with_values(grant.own_values()) } else { check };
+    let check = if is_websocket { check.with_values_of(&grant) } else { check };
     Ok(Outbound { request, pinned, limits, reader, guard, values, revocation_check: check })
 }
 

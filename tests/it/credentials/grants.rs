@@ -142,8 +142,8 @@ impl Minted {
     async fn reason(&self) -> String {
         assert!(self.lab.daemon.flush_audit().await);
         let log = fs::read_to_string(self.lab.audit_file()).unwrap();
-        let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines.filter(|line| line["event"] == "mint").last().unwrap()["reason"].as_str().unwrap_or_default().to_owned()
+        let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.rfind(|line| line["event"] == "mint").unwrap()["reason"].as_str().unwrap_or_default().to_owned()
     }
 }
 

@@ -13,7 +13,9 @@ use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::lab::client::{auth, read_head};
+use crate::credentials::token_server;
+use crate::credentials::token_server::TokenServer;
+use crate::lab::client::{Way, auth, read_head};
 use crate::lab::{self, KEY, Lab, LabBuilder, REFUSE_OUTSIDE, TIMEOUT};
 
 /// An origin that echoes messages and records them.
@@ -626,6 +628,42 @@ async fn changed_secrets_end_a_relay() {
     lab.reload(&from_file);
     assert_eq!(closed_with(&mut socket).await, Some(1001));
     assert_eq!(lab.ended(0).await["code"], "draining");
+}
+
+/// A token that is minted is not searched for in relays that began before. Those from which it could come back end.
+#[tokio::test]
+async fn a_new_token_ends_the_relays_to_its_hosts() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let crm = builder.origin("crm.test").await;
+    let login = TokenServer::start(&builder, "login.test", |_, n| token_server::issue(n, 3600)).await;
+    std::fs::write(builder.dir.path().join("secret"), KEY).unwrap();
+    let credential = |name: &str, host: &str| {
+        format!(
+            "[credentials.{name}]\nauth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://login.test:{}/\"\n\
+             client_id = \"{name}\"\nclient_secret = \"file:secret\"\ndomains = [\"{host}\"]\n",
+            login.port
+        )
+    };
+    let text = format!(
+        "[integrations.a]\nallowed_domains = [\"api.test\", \"crm.test\"]\nports = [{}, {}]\n{}{}\
+         [tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"CHAT\", \"CRM\"]\n",
+        echo.port,
+        crm.port(),
+        credential("CHAT", "api.test"),
+        credential("CRM", "crm.test")
+    );
+    let lab = builder.proxy(&text).await;
+    let mut before = lab.socket(echo.port, &[]).await;
+    let url = format!("https://crm.test:{}/", crm.port());
+    let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-credential", "CRM")], "").await;
+    assert_eq!(reply.status, 200);
+    before.send(Message::text("still open")).await.unwrap();
+    assert_eq!(next(&mut before).await.unwrap().unwrap(), Message::text("still open"));
+    let mut with_token = lab.socket(echo.port, &[("exeat-credential", "CHAT")]).await;
+    assert_eq!(closed_with(&mut before).await, Some(1001));
+    chat(&mut with_token).await;
+    assert_eq!(login.asked().len(), 2);
 }
 
 /// All sockets are open at once, and each is served.
