@@ -153,7 +153,7 @@ impl Admin {
             })
             .collect();
         tasks.sort_by_key(|task| task["task"].as_str().map(str::to_owned));
-        document(StatusCode::OK, &json!({ "generation": policy.generation(), "tasks": tasks }))
+        document(StatusCode::OK, &json!({ "generation": policy.rules_generation(), "tasks": tasks }))
     }
 
     async fn reload(&self) -> Response<Full<Bytes>> {

@@ -484,7 +484,7 @@ fn policy(services: &Services, scrape: &mut Scrape) {
     scrape.gauge(
         "exeat_policy_generation",
         "The number of policies that were in force since the start",
-        policy.generation(),
+        policy.rules_generation(),
     );
     scrape.gauge("exeat_policy_tasks", "The number of tasks of the policy", policy.tasks().count());
     scrape.gauge("exeat_policy_applied_time_seconds", "The Unix time since which the policy is in force", since);

@@ -105,7 +105,7 @@ fn policy(services: &Services, file: Option<&ConfigFile>) -> Value {
     let History { since, rejected } = services.policies.history();
     let rejected = rejected.map(|reload| json!({ "at": timestamp(reload.at), "problems": reload.problems }));
     json!({
-        "generation": policy.generation(),
+        "generation": policy.rules_generation(),
         "since": timestamp(since),
         "age_s": age(since),
         "file": file.map(|file| file.path().display().to_string()),

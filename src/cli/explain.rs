@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use http::{Method, Uri};
 use toml::{Table, Value};
 
@@ -17,6 +18,7 @@ use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::policy::compile::Problem;
 use crate::policy::credential::{Auth, Credential};
+use crate::policy::preset::PRESETS;
 use crate::policy::remedy::{Asked, Remedy};
 use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 
@@ -24,7 +26,13 @@ use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 #[derive(Args)]
 pub(super) struct ExplainArgs {
     /// The task that makes the request
-    #[arg(long, value_name = "TASK")]
+    #[arg(
+        long,
+        value_name = "TASK",
+        required_unless_present = "preset",
+        default_value = "",
+        hide_default_value = true
+    )]
     task: String,
     /// The method
     #[arg(short = 'X', long = "method", value_name = "METHOD", default_value = "GET")]
@@ -35,7 +43,11 @@ pub(super) struct ExplainArgs {
     /// Print the steps as JSON
     #[arg(long)]
     json: bool,
+    /// Show what `preset = "NAME"` stands for in an integration and a credential, and end
+    #[arg(long, value_name = "NAME", value_parser = preset_names(), hide_possible_values = true, conflicts_with_all = ["task", "url"])]
+    preset: Option<String>,
     /// The URL
+    #[arg(required_unless_present = "preset", default_value = "", hide_default_value = true)]
     url: String,
 }
 
@@ -47,7 +59,15 @@ struct Step {
     why: String,
 }
 
+fn preset_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(PRESETS.keys().map(String::as_str))
+}
+
 pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
+    if let Some((name, preset)) = args.preset.as_ref().and_then(|name| PRESETS.get_key_value(name)) {
+        print(preset.toml(name));
+        return Exit::Done;
+    }
     let (policy, absent) = match paths::load_offline(config) {
         Ok(config) => (config.policy, config.warnings),
         Err(problems) => {
@@ -253,8 +273,8 @@ fn credential_steps(
         let (name, auth) = (credential.name(), credential.auth());
         let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
         // Without a value, the warning says why. The daemon may have one.
-        let path = format!("credentials.{name}.value");
-        let absent = warnings.iter().find(|warning| warning.path == path && !credential.is_enabled());
+        let path = format!("credentials.{name}.");
+        let absent = warnings.iter().find(|warning| warning.path.starts_with(&path) && !credential.is_enabled());
         let absent = absent.and_then(|warning| warning.problem.split(';').next()).map(|why| format!("; {why}"));
         let only = &format!("{only}{}", absent.unwrap_or_default());
         if *auth == Auth::Auto && kind.takes_placeholders() {

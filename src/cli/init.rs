@@ -1,14 +1,17 @@
 //! `exeat init`: writes a starting configuration, and creates what a daemon with it needs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 use super::terminal::{clean, print, quoted, say};
 use super::{Exit, paths};
 use crate::files;
+use crate::policy::preset::{PRESETS, Preset};
 use crate::tls::authority::Authority;
 
 /// The file without `-c` and `EXEAT_CONFIG`.
@@ -23,103 +26,13 @@ const CONFIG_MODE: u32 = 0o644;
 #[derive(Args)]
 pub(super) struct InitArgs {
     /// Allow what this service needs; can be repeated, or separated by commas
-    #[arg(long, value_name = "NAME", value_enum, value_delimiter = ',')]
-    preset: Vec<Preset>,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names(), hide_possible_values = true)]
+    preset: Vec<String>,
 }
 
-/// The services with a prepared integration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Preset {
-    Anthropic,
-    Crates,
-    Gemini,
-    Github,
-    Go,
-    Npm,
-    Openai,
-    Pypi,
-}
-
-/// The destinations of a service, and its key.
-struct Service {
-    name: &'static str,
-    /// The comment above the integration.
-    about: &'static str,
-    hosts: &'static [&'static str],
-    /// The methods, if not all are needed.
-    methods: &'static [&'static str],
-    /// The name of the key and of its variable, and the hosts that it is sent to.
-    key: Option<(&'static str, &'static [&'static str])>,
-}
-
-impl Preset {
-    const fn service(self) -> Service {
-        const READ: &[&str] = &["GET", "HEAD"];
-        match self {
-            Self::Anthropic => Service {
-                name: "anthropic",
-                about: "Models of Anthropic.",
-                hosts: &["api.anthropic.com"],
-                methods: &[],
-                key: Some(("ANTHROPIC_API_KEY", &["api.anthropic.com"])),
-            },
-            Self::Crates => Service {
-                name: "crates",
-                about: "Rust packages, to read.",
-                hosts: &["crates.io", "index.crates.io", "static.crates.io"],
-                methods: READ,
-                key: None,
-            },
-            Self::Gemini => Service {
-                name: "gemini",
-                about: "Models of Google.",
-                hosts: &["generativelanguage.googleapis.com"],
-                methods: &[],
-                key: Some(("GEMINI_API_KEY", &["generativelanguage.googleapis.com"])),
-            },
-            Self::Github => Service {
-                name: "github",
-                about: "The API of GitHub, and git over https. Restrict it with paths = [\"/repos/OWNER/*\"] and the like.",
-                hosts: &[
-                    "api.github.com",
-                    "codeload.github.com",
-                    "github.com",
-                    "objects.githubusercontent.com",
-                    "raw.githubusercontent.com",
-                ],
-                methods: &[],
-                key: Some(("GITHUB_TOKEN", &["api.github.com", "github.com"])),
-            },
-            Self::Go => Service {
-                name: "go",
-                about: "Go modules, to read.",
-                hosts: &["proxy.golang.org", "sum.golang.org"],
-                methods: READ,
-                key: None,
-            },
-            Self::Npm => Service {
-                name: "npm",
-                about: "Node packages. npm sends the names of the packages to be audited by POST.",
-                hosts: &["registry.npmjs.org"],
-                methods: &["GET", "HEAD", "POST"],
-                key: None,
-            },
-            Self::Openai => Service {
-                name: "openai",
-                about: "Models of OpenAI.",
-                hosts: &["api.openai.com"],
-                methods: &[],
-                key: Some(("OPENAI_API_KEY", &["api.openai.com"])),
-            },
-            Self::Pypi => Service {
-                name: "pypi",
-                about: "Python packages, to read.",
-                hosts: &["files.pythonhosted.org", "pypi.org"],
-                methods: READ,
-                key: None,
-            },
-        }
-    }
+/// Returns the names of the services with a prepared integration.
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(PRESETS.keys().map(String::as_str))
 }
 
 pub(super) fn run(config: Option<&Path>, args: &InitArgs) -> Exit {
@@ -137,7 +50,7 @@ pub(super) fn run(config: Option<&Path>, args: &InitArgs) -> Exit {
 }
 
 /// Writes the files, and returns the path of the CA. Existing files are not changed.
-fn create(file: &Path, presets: &[Preset]) -> Result<PathBuf, String> {
+fn create(file: &Path, presets: &[String]) -> Result<PathBuf, String> {
     let token_file = file.with_file_name(TOKEN_FILE);
     let failed = |path: &Path, error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => format!("{} exists and is not overwritten", path.display()),
@@ -165,22 +78,22 @@ fn create(file: &Path, presets: &[Preset]) -> Result<PathBuf, String> {
     Ok(ca)
 }
 
+/// Returns the presets with their names, each once.
+fn services(presets: &[String]) -> BTreeMap<&str, &'static Preset> {
+    presets.iter().filter_map(|name| Some((name.as_str(), PRESETS.get(name)?))).collect()
+}
+
 /// Returns the text of the configuration.
-fn text(presets: &[Preset]) -> String {
-    let mut services: Vec<Service> = presets.iter().map(|preset| preset.service()).collect();
-    services.sort_by_key(|service| service.name);
-    services.dedup_by_key(|service| service.name);
+fn text(presets: &[String]) -> String {
+    let services = services(presets);
     let list = |items: &[&str]| items.iter().map(|item| format!("\"{item}\"")).collect::<Vec<_>>().join(", ");
     let mut out = "# exeat: what the task may reach, and with which keys. Everything else is refused. Unknown keys are errors.\n\
                    # The daemon's own settings and their defaults: config/default.toml. All keys of this file:\n\
                    # docs/configuration.md and docs/credentials.md. A change takes effect within seconds, without a restart.\n"
         .to_owned();
-    for Service { name, about, hosts, methods, .. } in &services {
+    for (name, preset) in &services {
         // Writing to a string does not fail.
-        let _ = write!(out, "\n# {about}\n[integrations.{name}]\nallowed_domains = [{}]\n", list(hosts));
-        if !methods.is_empty() {
-            let _ = writeln!(out, "methods = [{}]", list(methods));
-        }
+        let _ = write!(out, "\n# {}\n[integrations.{name}]\n{}", preset.about, preset.integration_toml());
     }
     if services.is_empty() {
         out.push_str(
@@ -190,18 +103,18 @@ fn text(presets: &[Preset]) -> String {
              # paths = [\"/docs/*\"]                   # default: all\n",
         );
     }
-    let keys: Vec<_> = services.iter().filter_map(|service| service.key).collect();
-    for (name, hosts) in &keys {
+    let keys: BTreeMap<_, _> = services.values().filter_map(|preset| Some((preset.key.as_deref()?, *preset))).collect();
+    for (name, preset) in &keys {
         let _ = write!(
             out,
-            "\n# The client gets a placeholder, which is replaced with the key in requests to these hosts only, wherever the\n\
-             # client sends it. The key is read from the daemon's environment. To keep it in the encrypted vault instead:\n\
-             # value = \"secret:{name}\", and `exeat secret set {name}`.\n\
-             [credentials.{name}]\nauth_type = \"auto\"\nvalue = \"env:{name}\"\ndomains = [{}]\n",
-            list(hosts)
+            "\n# The client gets a placeholder, which is replaced with the key in requests to these hosts only. The key is read\n\
+             # from the daemon's environment. To keep it in the encrypted vault instead: \"secret:{name}\" in place of\n\
+             # \"env:{name}\", and `exeat secret set {name}`.\n\
+             [credentials.{name}]\n{}",
+            preset.credential_toml(name)
         );
     }
-    let names: Vec<_> = services.iter().map(|service| service.name).collect();
+    let names: Vec<_> = services.keys().copied().collect();
     let names = if names.is_empty() { vec!["example"] } else { names };
     let _ = write!(
         out,
@@ -210,7 +123,7 @@ fn text(presets: &[Preset]) -> String {
         list(&names)
     );
     if !keys.is_empty() {
-        let _ = writeln!(out, "credentials = [{}]", list(&keys.iter().map(|(name, _)| *name).collect::<Vec<_>>()));
+        let _ = writeln!(out, "credentials = [{}]", list(&keys.keys().copied().collect::<Vec<_>>()));
     }
     let _ = write!(
         out,
@@ -221,11 +134,13 @@ fn text(presets: &[Preset]) -> String {
 }
 
 /// Prints what was created, and the commands that follow.
-fn report(file: &Path, ca: &Path, presets: &[Preset]) {
+fn report(file: &Path, ca: &Path, presets: &[String]) {
     let shown = |path: &Path| clean(&path.display().to_string());
     let token = file.with_file_name(TOKEN_FILE);
     say(format_args!("exeat: created {} and {}; the CA is {}", shown(file), shown(&token), shown(ca)));
-    let keys: Vec<_> = presets.iter().filter_map(|preset| preset.service().key).map(|(name, _)| name).collect();
+    let services = services(presets);
+    let keys: BTreeSet<_> = services.values().filter_map(|preset| preset.key.as_deref()).collect();
+    let keys: Vec<_> = keys.into_iter().collect();
     if !keys.is_empty() {
         say(format_args!("exeat: the daemon reads the keys from its environment: {}", keys.join(", ")));
     }
@@ -246,13 +161,16 @@ mod tests {
     use crate::policy::source::CompileContext;
 
     #[test]
-    fn every_preset_is_a_valid_configuration() {
-        let all = Preset::value_variants();
-        let sets = all.iter().map(|preset| vec![*preset]).chain([vec![], all.to_vec(), [all, all].concat()]);
-        for presets in sets {
+    fn every_set_of_presets_is_a_valid_configuration() {
+        let all: Vec<String> = PRESETS.keys().cloned().collect();
+        let sets = all.iter().map(|preset| vec![preset.clone()]);
+        for presets in sets.chain([vec![], all.clone(), [all.clone(), all.clone()].concat()]) {
             let dir = tempfile::tempdir().unwrap();
             std::fs::write(dir.path().join(TOKEN_FILE), "0".repeat(48)).unwrap();
-            let env = |name: &str| Some(format!("{name}-hJ7rT2qLz91kWxV"));
+            let env = |name: &str| match name {
+                "AWS_ACCESS_KEY_ID" => Some("AKIAIOSFODNN7EXAMPLE".to_owned()),
+                _ => Some(format!("user:{name}-hJ7rT2qLz91kWxV")),
+            };
             let context = CompileContext {
                 base: dir.path(),
                 state_dir: dir.path(),
@@ -262,11 +180,12 @@ mod tests {
             };
             let config = compile::compile(&text(&presets), &context)
                 .unwrap_or_else(|problems| panic!("{problems:#?}\n{}", text(&presets)));
-            assert_eq!(config.warnings, [], "{presets:?}");
+            // A document can only be in the vault.
+            let is_missing = |warning: &compile::Problem| warning.problem.contains("the credential is disabled");
+            assert!(config.warnings.iter().all(is_missing), "{presets:?}: {:?}", config.warnings);
             let task = config.policy.task(&TaskName::new(TASK)).unwrap();
-            let keys = presets.iter().filter(|preset| preset.service().key.is_some());
-            let keys: std::collections::BTreeSet<_> =
-                keys.filter_map(|preset| preset.service().key).map(|(name, _)| name).collect();
+            let services = services(&presets);
+            let keys: BTreeSet<_> = services.values().filter_map(|preset| preset.key.as_deref()).collect();
             assert!(task.takes_raw(), "{presets:?}");
             assert_eq!(task.credentials().iter().count(), keys.len(), "{presets:?}");
         }

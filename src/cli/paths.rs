@@ -8,6 +8,7 @@ use crate::daemon::reload::ConfigFile;
 use crate::daemon::vault;
 use crate::policy::compile::{self, AdminAddress, Config, Problem};
 use crate::policy::lines;
+use crate::policy::preset;
 use crate::policy::settings::Vault;
 use crate::policy::source::CompileContext;
 
@@ -69,7 +70,9 @@ pub(super) fn compile_offline(file: &Path, text: &str) -> Result<Config, Vec<Pro
 
 /// Returns the configuration as it is written, or an empty table if it cannot be read.
 pub(super) fn table(config: Option<&Path>) -> toml::Table {
-    read_text(config).ok().and_then(|(text, _)| text.parse().ok()).unwrap_or_default()
+    let mut table = read_text(config).ok().and_then(|(text, _)| text.parse().ok()).unwrap_or_default();
+    preset::expand_quietly(&mut table);
+    table
 }
 
 fn built_in() -> Result<Config, Vec<Problem>> {

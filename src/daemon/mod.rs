@@ -420,8 +420,9 @@ fn services(
         move || policies.snapshot().leak().max_finds()
     }));
     let tracker = TaskTracker::new();
-    let issuer = TokenEndpoints::new(&own_servers, &settings.vault).issuer();
-    let mints = Arc::new(Mints::new(policies.clone(), audit.clone(), issuer, tracker.clone()));
+    let issuer = TokenEndpoints::new(&own_servers).issuer();
+    let drain = CancellationToken::new();
+    let mints = Mints::new(policies.clone(), audit.clone(), issuer, (tracker.clone(), drain.clone()));
     let caller_connections =
         Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
     let queues = Arc::<PerExecution<FairQueue>>::default();
@@ -442,7 +443,7 @@ fn services(
         open_counts: OpenCounts::default(),
         unread_refusals: UnreadRefusals::default(),
         policies,
-        mints,
+        mints: Arc::new(mints),
         authority,
         audit,
         shipping: shipper.as_ref().map(LogShipper::state),
@@ -454,7 +455,7 @@ fn services(
         admin_tokens: AcceptedTokens::new(admin_tokens),
         ledger,
         last_requests: CancellationToken::new(),
-        drain: CancellationToken::new(),
+        drain,
         abort: CancellationToken::new(),
         tracker,
         settings,

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::fs;
 use std::io;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -10,7 +11,7 @@ use crate::audit::chain::ChainKey;
 use crate::files;
 use crate::model::secret::Secret;
 use crate::policy::settings::{self, Settings, Source};
-use crate::policy::source::{SecretSource, SourceError, read_source};
+use crate::policy::source::{SecretSource, SecretStore, SourceError, read_source};
 use crate::vault::{DerivedKey, Entry, MasterKey, Opened, Vault, VaultError};
 
 /// The workspace of the daemon's own secrets. Operators cannot access it, because it is not a valid workspace name.
@@ -50,7 +51,7 @@ fn master_key(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> MasterKe
 pub struct Reader {
     opened: OnceCell<Result<Option<Opened>, String>>,
     /// Used instead of the vault that the configuration names.
-    vault: Option<Vault>,
+    vault: Option<Arc<Vault>>,
 }
 
 impl Reader {
@@ -63,7 +64,7 @@ impl Reader {
     /// Creates a reader of `vault`, which takes precedence over the configuration.
     #[must_use]
     pub fn of_vault(vault: Vault) -> Self {
-        Self { opened: OnceCell::new(), vault: Some(vault) }
+        Self { opened: OnceCell::new(), vault: Some(Arc::new(vault)) }
     }
 }
 
@@ -77,6 +78,32 @@ impl SecretSource for Reader {
         let opened = opened.as_ref().map_err(|why| SourceError::Unusable(why.clone()))?;
         let missing = || SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}"));
         opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)
+    }
+
+    fn store(&self, place: &settings::Vault) -> Arc<dyn SecretStore> {
+        Arc::new(ChangingSecrets(self.vault.clone().unwrap_or_else(|| Arc::new(vault(place)))))
+    }
+}
+
+/// The secrets of a vault that change while a daemon runs.
+struct ChangingSecrets(Arc<Vault>);
+
+impl SecretStore for ChangingSecrets {
+    fn get(&self, workspace: &str, name: &str) -> Result<Secret, SourceError> {
+        let found = self.0.get(workspace, name).map_err(|error| SourceError::Unusable(error.to_string()))?;
+        found
+            .ok_or_else(|| SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}")))
+    }
+
+    fn replace(&self, workspace: &str, name: &str, old: &Secret, new: &Secret) -> Result<bool, SourceError> {
+        let new = Secret::new(new.expose().to_vec());
+        self.0.replace(workspace, name, old, new).map_err(|error| SourceError::Unusable(error.to_string()))
+    }
+
+    fn lock(&self, workspace: &str, name: &str) -> Result<Box<dyn Send>, SourceError> {
+        let hash = Sha256::digest(format!("{workspace}/{name}"));
+        let lock = self.0.lock_named(&files::hex(hash.get(..8).unwrap_or_default()));
+        lock.map(|lock| Box::new(lock) as Box<dyn Send>).map_err(|error| SourceError::Unusable(error.to_string()))
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) async fn run(
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
     // A credential whose token has to be fetched gets one now: it is part of a new policy, so that the scan below knows it.
-    mint::provide_token(&services.mints, &grant, record).await?;
+    mint::provide_tokens(&services.mints, &grant, body.began(), record).await?;
     // The body may have taken long to arrive, so the request is authorized again under the current policy. If only that
     // policy requires an approval, the body may not be complete, and `approve` refuses with `Fail::Draining`: the
     // client retries. Later changes of the policy are covered by `revocation` below, which checks the current policy first.

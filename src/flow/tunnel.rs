@@ -162,15 +162,15 @@ impl Tunnel {
         let names = ServerNames::new(&self.admitted);
         let spliced = splice(stream, origin, idle, names.filters(), |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(spliced);
-        let mut checked_generation = self.admitted.generation();
+        let mut checked_generation = self.admitted.rules_generation();
         loop {
             let policy = services.policies.snapshot();
-            if policy.generation() != checked_generation
+            if policy.rules_generation() != checked_generation
                 && let Err(refusal) = self.still_allowed(services, &policy, &mut record)
             {
                 return record.failed(refusal);
             }
-            checked_generation = policy.generation();
+            checked_generation = policy.rules_generation();
             drop(policy);
             if let Err(refusal) = services.finds.check(self.admitted.caller().execution()) {
                 return record.failed(refusal);

@@ -5,7 +5,6 @@ use super::encodings::Form;
 use super::families::Family;
 use super::prefilter::Prefilter;
 use crate::model::name::CredentialName;
-use crate::model::secret::TokenHash;
 
 /// The automaton over all patterns, and the prefilter that finds candidates for it.
 pub(super) struct Patterns {
@@ -50,8 +49,6 @@ pub(super) struct Index {
 /// A value, with all credentials and tokens that have it.
 pub(super) struct Owner {
     pub(super) value_owners: Vec<ValueOwner>,
-    /// The hash of the value. It compares values without storing them.
-    pub(super) hash: TokenHash,
     /// The half, if this is one half of a value that is searched for on its own.
     pub(super) half: Option<Half>,
 }

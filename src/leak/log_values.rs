@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use zeroize::Zeroizing;
 
@@ -33,6 +33,8 @@ pub trait ValueSource: Send + Sync {
 /// The values of all credentials and tokens.
 #[derive(Default)]
 pub struct LogValues {
+    /// Further values, whose filters are kept when these change.
+    base: Option<Arc<LogValues>>,
     sources: Vec<(Box<dyn ValueSource>, OnceLock<Matcher>)>,
     filters: OnceLock<Filters>,
 }
@@ -47,12 +49,20 @@ impl LogValues {
     /// Creates the set. The filters are built at their first use, or by [`Self::prepare`].
     #[must_use]
     pub fn new(sources: impl Iterator<Item = Box<dyn ValueSource>>) -> Self {
-        Self { sources: sources.map(|source| (source, OnceLock::new())).collect(), filters: OnceLock::new() }
+        let sources = sources.map(|source| (source, OnceLock::new())).collect();
+        Self { base: None, sources, filters: OnceLock::new() }
+    }
+
+    /// Adds the values of another set.
+    #[must_use]
+    pub fn with_base(self, base: Arc<Self>) -> Self {
+        Self { base: Some(base), ..self }
     }
 
     /// Builds the filters.
     pub fn prepare(&self) {
         self.filters();
+        self.base.iter().for_each(|base| base.prepare());
     }
 
     fn filters(&self) -> &Filters {
@@ -72,7 +82,11 @@ impl LogValues {
     /// Overwrites the values in an external text, and parts of the same values.
     #[must_use]
     pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let mut redacted = Cow::Borrowed(text);
+        let mut redacted = self.base.as_ref().map_or(Cow::Borrowed(text), |base| base.redact(text));
+        if self.sources.is_empty() {
+            return redacted;
+        }
+        let text = redacted.clone();
         for owner in self.owners_in(text.as_bytes()) {
             if let Some(matcher) = self.matcher(owner) {
                 redacted = Cow::Owned(matcher.redact_for_log(&redacted).into_owned());
@@ -84,6 +98,9 @@ impl LogValues {
     /// Returns true if a host name or a field name contains a value.
     #[must_use]
     pub fn occur_in_name(&self, name: &str) -> bool {
+        if self.base.as_ref().is_some_and(|base| base.occur_in_name(name)) {
+            return true;
+        }
         let mut owners = self.owners_in(name.as_bytes());
         owners.extend(self.owners_in(name.replace('.', "").as_bytes()));
         folded_names(name).iter().for_each(|text| self.filters().names.add_owners(text, &mut owners));

@@ -21,7 +21,6 @@ use super::scanner::Scanner;
 use super::strength::{self, Halves, Strength};
 use super::unescape;
 use crate::model::name::CredentialName;
-use crate::model::secret::TokenHash;
 
 /// A value to search for.
 ///
@@ -137,7 +136,7 @@ impl Matcher {
         for Value { owner, term, halves } in values {
             let at = *known.entry(term.value).or_insert_with(|| {
                 distinct.push((term, halves));
-                owners.push(Owner { value_owners: Vec::new(), hash: TokenHash::of(term.value), half: None });
+                owners.push(Owner { value_owners: Vec::new(), half: None });
                 owners.len().saturating_sub(1)
             });
             if let Some(entry) = owners.get_mut(at).filter(|entry| !entry.value_owners.contains(&owner)) {
@@ -171,7 +170,7 @@ impl Matcher {
             for (_, value, half) in parts.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
                 add(SearchTerm { is_whole_only: true, ..SearchTerm::new(value) }, to_u32(owners.len()));
                 let value_owners = owners.get(at).map(|owner| owner.value_owners.clone()).unwrap_or_default();
-                owners.push(Owner { value_owners, hash: TokenHash::of(value), half });
+                owners.push(Owner { value_owners, half });
             }
         }
         let shortest_of =
@@ -203,15 +202,6 @@ impl Matcher {
 
     fn has_no_values(&self) -> bool {
         self.index.owners.is_empty()
-    }
-
-    /// Returns true if both search for the same values.
-    #[must_use]
-    pub fn is_equivalent_to(&self, other: &Self) -> bool {
-        let hashes = |matcher: &Self| -> std::collections::HashSet<TokenHash> {
-            matcher.index.owners.iter().map(|owner| owner.hash).collect()
-        };
-        hashes(self) == hashes(other) && *self.families == *other.families
     }
 
     /// Returns the number of bytes of a stream that are held back: enough for (nearly) every value in its longest

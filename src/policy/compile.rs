@@ -18,7 +18,7 @@ use super::listeners;
 use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
-use super::rule::{Integration, Mode, Network, Policy, Task, log_values};
+use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, log_values};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
@@ -150,13 +150,15 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         }
     }
     warn_of_wide_networks("network.allow_cidrs", &file.allow_cidrs, findings);
+    let fixed_log_values = fixed_log_values(&credentials, tasks.iter());
     let policy = Policy {
         generation: 0,
         rules_generation: 0,
         hosts: hosts(file.hosts, findings),
         leak: file.leak,
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
-        log_values: Arc::new(log_values(&credentials, tasks.iter())),
+        log_values: log_values(&fixed_log_values, &credentials),
+        fixed_log_values,
         credentials,
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,

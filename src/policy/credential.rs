@@ -206,7 +206,7 @@ impl Credential {
     /// Returns the value if it can be sent now.
     #[must_use]
     pub fn usable_value(&self) -> Option<&Secret> {
-        self.value().filter(|_| self.freshness() != Freshness::Absent)
+        self.value().filter(|_| !matches!(self.freshness(), Freshness::Absent | Freshness::Replaceable))
     }
 
     /// Returns whether a minted value can be sent. One that is not minted is always fresh.
@@ -232,6 +232,17 @@ impl Credential {
     #[must_use]
     pub fn minted_value(&self) -> Option<&Arc<MintedValue>> {
         self.minting.as_ref()?.current.as_ref()
+    }
+
+    /// Returns the tokens that are searched for.
+    pub fn minted_values(&self) -> impl Iterator<Item = &Arc<MintedValue>> {
+        self.minting.iter().flat_map(|minting| minting.current.iter().chain(minting.other_values()))
+    }
+
+    /// Returns the number of tokens that are no longer sent and may still be valid.
+    #[must_use]
+    pub fn earlier_count(&self) -> usize {
+        self.minting.as_ref().map_or(0, Minting::earlier_count)
     }
 
     /// Returns the credential with another state of its minting.
@@ -265,7 +276,7 @@ impl Credential {
     /// Whether a text is the value. Compares in constant time, because the time must not tell how much of a guess is right.
     #[must_use]
     pub fn is_value(&self, text: &[u8]) -> bool {
-        let earlier = self.minting.iter().flat_map(|minting| &minting.earlier).map(|minted| minted.secret());
+        let earlier = self.minting.iter().flat_map(Minting::other_values).map(|minted| minted.secret());
         self.value().into_iter().chain(earlier).any(|value| value.expose().ct_eq(text).into())
     }
 
@@ -320,6 +331,15 @@ impl Credential {
         let of_value = self.strength().is_strong().then(|| self.terms_of_value());
         let others = self.minting.iter().flat_map(Minting::others).filter_map(|held| held.search_value(&self.name));
         of_value.into_iter().flatten().chain(self.term_of_token()).chain(others)
+    }
+
+    /// Returns the values that only a new configuration changes. The token of a grant may be replaced by its endpoint.
+    pub(super) fn fixed_values(&self) -> impl Iterator<Item = &[u8]> {
+        let changing = self.recipe().and_then(|recipe| recipe.changing_token());
+        let of_recipe = self.recipe().into_iter().flat_map(|recipe| recipe.secrets()).map(|(_, held)| held);
+        let of_recipe = of_recipe.filter(move |held| !changing.is_some_and(|changing| Arc::ptr_eq(changing, held)));
+        let of_value = self.value.as_ref().map(Secret::expose).into_iter().chain(self.session_token());
+        of_value.chain(of_recipe.map(|held| held.secret().expose()))
     }
 
     /// Returns the secrets of the minting, and the tokens that were in use.

@@ -9,9 +9,10 @@ use toml::Value;
 
 use super::aws::{self, AwsKey};
 use super::credential::{Auth, Binding, Credential, Placement};
-use super::mint::Minting;
+use super::mint::{Minting, StoredSecret};
 use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
+use super::preset;
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
@@ -158,6 +159,8 @@ impl Readable for Binding {
 /// Reads one `[credentials.NAME]` section.
 pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
     let missing = ["auth_type", "value"].map(|key| !s.has(key));
+    // Its keys are in the table already.
+    let _ = s.take::<String>(preset::KEY);
     RawCredential {
         missing,
         auth_type: s.take("auth_type"),
@@ -374,7 +377,7 @@ impl RawCredential {
         let secrets = CredentialSecrets { of: self, place: (workspace, settings), context, findings };
         let recipe = minted.and_then(|kind| {
             let document = self.value.as_ref().map(|CredentialSource(source)| source);
-            self.mint.recipe(kind, (document, workspace), &secrets, (&self.path, findings))
+            self.mint.recipe(kind, document, &secrets, (&self.path, findings))
         });
         let is_aws = auth == Auth::AwsSigV4;
         let aws = is_aws.then(|| self.aws(workspace, settings, context, findings)).flatten();
@@ -515,6 +518,12 @@ impl ReadSecret for CredentialSecrets<'_> {
             return None;
         }
         Some(secret)
+    }
+
+    fn stored(&self, name: &str) -> StoredSecret {
+        let (workspace, settings) = self.place;
+        let store = self.context.secrets.store(&settings.vault);
+        StoredSecret { store, workspace: workspace.to_owned(), name: name.to_owned() }
     }
 
     fn document(&self, key: &str, source: &Source) -> Option<Secret> {

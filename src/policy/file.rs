@@ -19,6 +19,7 @@ use super::listeners::{self, NetworkTasks, UserTasks};
 use super::log_collector::LogCollector;
 use super::pattern::{HostPattern, PathPattern, quoted};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
+use super::preset;
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::settings::{
@@ -79,13 +80,14 @@ pub(super) struct RawTask {
 
 /// Parses the text. `base` is the directory that relative paths outside the state directory start from.
 pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: &Findings) -> Option<File> {
-    let table = match text.parse::<Table>() {
+    let mut table = match text.parse::<Table>() {
         Ok(table) => table,
         Err(error) => {
             findings.problem(position(text, error.span()), error.message().replace('\n', ", "), "");
             return None;
         }
     };
+    preset::expand(&mut table, findings);
     let mut root = Section::root(table, findings);
     let dir = root.take::<PathBuf>("state_dir").map_or_else(|| default_state_dir.to_owned(), |dir| base.join(dir));
     let proxy = proxy(root.section("proxy"), base, findings);
@@ -416,6 +418,8 @@ fn denied_domains(s: &mut Section<'_>) -> Vec<HostPattern> {
 }
 
 fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
+    // Its keys are in the table already.
+    let _ = s.take::<String>(preset::KEY);
     RawIntegration {
         allowed_domains: s.take("allowed_domains").unwrap_or_default(),
         denied_domains: denied_domains(&mut s),

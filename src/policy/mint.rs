@@ -6,15 +6,28 @@ use std::time::{Duration, Instant, SystemTime};
 use sha2::{Digest, Sha256};
 
 use super::hook_url::HookUrl;
+use super::settings::Source;
+use super::source::SecretStore;
 use crate::leak::strength::Strength;
 use crate::leak::{Value, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::secret::Secret;
 
-/// The most earlier tokens of a credential that are searched for, beside the one in use.
-const MAX_EARLIER: usize = 4;
+/// The most earlier tokens of a credential that are searched for, beside those that are sent. There are fewer unless an endpoint
+/// issues tokens of seconds.
+const MAX_EARLIER: usize = 16;
+/// With this many earlier tokens that may still be valid, none is replaced before its time.
+pub const MAX_REPLACED: usize = 8;
+/// The most secrets of a recipe that are searched for after they were replaced.
+const MAX_RETIRED: usize = 4;
+/// How long a token is searched for after the end of its life, because clocks differ.
+const AFTER_END: Duration = Duration::from_secs(300);
+/// How long a token is searched for whose endpoint does not state its life.
+const UNSTATED_SEARCH: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The longest life of a token, whatever its server says.
 const MAX_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The longest time that a token is searched for.
+const MAX_SEARCH: Duration = Duration::from_secs(400 * 24 * 3600);
 /// A token is not used in its last seconds, because a request takes time and clocks differ.
 const MARGIN: Duration = Duration::from_secs(10);
 
@@ -51,17 +64,19 @@ pub enum TokenGrant {
     RefreshToken {
         /// The token when the configuration was read, or the one that replaced it.
         token: Arc<HeldSecret>,
-        /// Its workspace in the vault.
-        workspace: String,
-        /// Its name in the vault.
-        name: String,
+        /// Its place in the vault.
+        stored: StoredSecret,
     },
     /// A signed assertion (RFC 7523 §2.1).
     JwtBearer(Assertion),
     /// A token of another issuer (RFC 8693).
     TokenExchange {
-        /// The token.
+        /// The token when the configuration was read, or a later one.
         subject_token: Arc<HeldSecret>,
+        /// Its source, which is read for each token, because others renew it.
+        source: Source,
+        /// Its place, if that is the vault.
+        stored: Option<StoredSecret>,
         /// The URI of its type.
         subject_token_type: String,
     },
@@ -74,6 +89,17 @@ pub enum TokenGrant {
         /// Permissions with their levels. Empty for all of the app.
         permissions: Vec<(String, String)>,
     },
+}
+
+/// A secret of the vault, which is read and replaced while the policy is in force.
+#[derive(Clone)]
+pub struct StoredSecret {
+    /// The vault.
+    pub store: Arc<dyn SecretStore>,
+    /// The workspace.
+    pub workspace: String,
+    /// The name.
+    pub name: String,
 }
 
 /// How a client identifies itself to a token endpoint.
@@ -130,10 +156,21 @@ pub struct Assertion {
 pub struct MintedValue {
     value: HeldSecret,
     minted: Instant,
-    /// The end of its life, by both clocks: only one of them goes on while the machine sleeps.
+    /// The end of its use, by both clocks: only one of them goes on while the machine sleeps.
     expires: (Instant, SystemTime),
     /// The time from which on it is replaced.
     renew_at: Instant,
+    /// The time up to which it is searched for.
+    searched_until: Instant,
+}
+
+/// The life of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenLife {
+    /// Its endpoint says so.
+    Stated(Duration),
+    /// The configuration says so, because the endpoint does not.
+    Assumed(Duration),
 }
 
 /// The recipe of a credential, and the tokens that were minted by it.
@@ -141,9 +178,24 @@ pub(super) struct Minting {
     pub(super) recipe: Arc<MintRecipe>,
     /// The workspace of the tasks that share the tokens.
     pub(super) workspace: String,
+    /// The token that is sent.
     pub(super) current: Option<Arc<MintedValue>>,
+    /// The token that will be sent once the current one has expired. It is searched for already, so that exchanges that begin
+    /// now know it.
+    pub(super) next: Option<Arc<MintedValue>>,
     /// Tokens that may still be valid, the latest first. They are searched for, and not sent.
     pub(super) earlier: Vec<Arc<MintedValue>>,
+    /// Secrets of earlier recipes, the latest first.
+    retired: Vec<Arc<HeldSecret>>,
+}
+
+/// The way in which a new token takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placing {
+    /// It is sent from now on.
+    Now,
+    /// It is sent once the current one has expired.
+    AfterCurrent,
 }
 
 /// The name of a minted credential, which is the same under every policy.
@@ -162,6 +214,8 @@ pub enum Freshness {
     Fresh,
     /// It can, but will expire soon.
     Aging,
+    /// It has expired, and the next one is there.
+    Replaceable,
     /// It has expired, or there is none.
     Absent,
 }
@@ -203,20 +257,54 @@ impl HeldSecret {
 }
 
 impl MintRecipe {
-    /// Returns the secrets that are sent to the token endpoint, or sign what is sent.
-    pub fn secrets(&self) -> impl Iterator<Item = &HeldSecret> {
+    /// Returns the secrets that are sent to the token endpoint, or sign what is sent, with the keys that name their sources.
+    pub fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
         let of_grant = match &self.grant {
             TokenGrant::ClientCredentials => None,
-            TokenGrant::RefreshToken { token, .. } => Some(token),
-            TokenGrant::JwtBearer(assertion) | TokenGrant::GithubInstallation { assertion, .. } => Some(&assertion.key),
-            TokenGrant::TokenExchange { subject_token, .. } => Some(subject_token),
+            TokenGrant::RefreshToken { token, .. } => Some(("refresh_token", token)),
+            TokenGrant::JwtBearer(assertion) | TokenGrant::GithubInstallation { assertion, .. } => {
+                Some(("private_key", &assertion.key))
+            }
+            TokenGrant::TokenExchange { subject_token, .. } => Some(("subject_token", subject_token)),
         };
         let of_client = match &self.client {
             ClientAuth::Anonymous | ClientAuth::Public { .. } => None,
-            ClientAuth::Basic { secret, .. } | ClientAuth::Post { secret, .. } => Some(secret),
-            ClientAuth::PrivateKeyJwt { assertion, .. } => Some(&assertion.key),
+            ClientAuth::Basic { secret, .. } | ClientAuth::Post { secret, .. } => Some(("client_secret", secret)),
+            ClientAuth::PrivateKeyJwt { assertion, .. } => Some(("private_key", &assertion.key)),
         };
-        of_grant.into_iter().chain(of_client).map(AsRef::as_ref)
+        of_grant.into_iter().chain(of_client)
+    }
+
+    /// Describes what its tokens permit, without a secret.
+    #[must_use]
+    pub fn permissions(&self) -> String {
+        let of_assertion = |Assertion { issuer, subject, audience, scope, .. }: &Assertion| {
+            let parts = [Some(issuer), subject.as_ref(), audience.as_ref(), scope.as_ref()];
+            parts.into_iter().flatten().cloned().collect::<Vec<_>>().join(" ")
+        };
+        let mut parts = vec![format!("{}{}", self.url, self.url.path())];
+        match &self.client {
+            ClientAuth::Anonymous => {}
+            ClientAuth::Public { id }
+            | ClientAuth::Basic { id, .. }
+            | ClientAuth::Post { id, .. }
+            | ClientAuth::PrivateKeyJwt { id, .. } => parts.push(format!("client {id}")),
+        }
+        match &self.grant {
+            TokenGrant::ClientCredentials => {}
+            TokenGrant::RefreshToken { stored, .. } => parts.push(format!("refresh token {}", stored.name)),
+            TokenGrant::TokenExchange { subject_token_type, .. } => parts.push(subject_token_type.clone()),
+            TokenGrant::JwtBearer(assertion) => parts.push(of_assertion(assertion)),
+            TokenGrant::GithubInstallation { assertion, repositories, permissions } => {
+                parts.push(of_assertion(assertion));
+                let repositories = if repositories.is_empty() { "all".to_owned() } else { repositories.join(" ") };
+                parts.push(format!("repositories {repositories}"));
+                let all = permissions.iter().map(|(name, level)| format!("{name}={level}")).collect::<Vec<_>>();
+                parts.push(format!("permissions {}", if all.is_empty() { "all".to_owned() } else { all.join(" ") }));
+            }
+        }
+        parts.extend(self.parameters.iter().map(|(name, value)| format!("{name} {value}")));
+        parts.join(", ")
     }
 
     /// Returns true if a request for a token has a time in it, which depends on the clocks.
@@ -226,18 +314,33 @@ impl MintRecipe {
             || matches!(self.grant, TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. })
     }
 
-    /// Returns the recipe with another refresh token, if it has one.
+    /// Returns the token of the grant, if it is one that changes while the policy is in force.
     #[must_use]
-    pub fn with_refresh_token(&self, token: Secret) -> Self {
+    pub fn changing_token(&self) -> Option<&Arc<HeldSecret>> {
+        match &self.grant {
+            TokenGrant::RefreshToken { token, .. } | TokenGrant::TokenExchange { subject_token: token, .. } => {
+                Some(token)
+            }
+            TokenGrant::ClientCredentials | TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. } => None,
+        }
+    }
+
+    /// Returns the recipe with another token of the grant.
+    #[must_use]
+    pub fn with_token(&self, new: Secret) -> Self {
         let mut recipe = self.clone();
-        if let TokenGrant::RefreshToken { token: old, .. } = &mut recipe.grant {
-            *old = Arc::new(HeldSecret::new(token));
+        match &mut recipe.grant {
+            TokenGrant::RefreshToken { token, .. } | TokenGrant::TokenExchange { subject_token: token, .. } => {
+                *token = Arc::new(HeldSecret::new(new));
+            }
+            TokenGrant::ClientCredentials | TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. } => {}
         }
         recipe
     }
 
     /// Returns a hash of everything that a token depends on. A token is not used under another recipe than its own.
-    pub(super) fn fingerprint(&self) -> [u8; 32] {
+    #[must_use]
+    pub fn fingerprint(&self) -> [u8; 32] {
         let mut hash = PartsHash::default();
         hash.add_all([self.url.to_string().as_str(), self.url.path()]);
         match &self.client {
@@ -252,7 +355,9 @@ impl MintRecipe {
         }
         match &self.grant {
             TokenGrant::ClientCredentials => hash.add_all(["client_credentials"]),
-            TokenGrant::RefreshToken { workspace, name, .. } => hash.add_all(["refresh_token", workspace, name]),
+            TokenGrant::RefreshToken { stored: StoredSecret { workspace, name, .. }, .. } => {
+                hash.add_all(["refresh_token", workspace, name]);
+            }
             TokenGrant::JwtBearer(assertion) => {
                 hash.add_all(["jwt_bearer"]);
                 hash.add_assertion(assertion);
@@ -266,7 +371,7 @@ impl MintRecipe {
             }
         }
         self.parameters.iter().for_each(|(name, value)| hash.add_all([*name, "=", value]));
-        self.secrets().for_each(|held| hash.add(held.secret.expose()));
+        self.secrets().for_each(|(_, held)| hash.add(held.secret.expose()));
         hash.0.finalize().into()
     }
 }
@@ -294,14 +399,15 @@ impl PartsHash {
 }
 
 impl MintedValue {
-    /// Creates a token that is valid for `life` from now on. `spread`, from 0 to 1, moves the time of its renewal, so that
-    /// many proxies do not renew theirs at the same time.
+    /// Creates a token whose life begins now. `spread`, from 0 to 1, moves the time of its renewal, so that many proxies do not
+    /// renew theirs at the same time.
     ///
     /// # Errors
     /// [`UnusableToken`].
-    pub fn new(value: Secret, life: Duration, spread: f64) -> Result<Self, UnusableToken> {
-        let (now, life) = (Instant::now(), life.min(MAX_LIFE));
-        let usable = life.saturating_sub(MARGIN.min(life / 10));
+    pub fn new(value: Secret, life: TokenLife, spread: f64) -> Result<Self, UnusableToken> {
+        let (TokenLife::Stated(whole) | TokenLife::Assumed(whole)) = life;
+        let (now, life_used) = (Instant::now(), whole.min(MAX_LIFE));
+        let usable = life_used.saturating_sub(MARGIN.min(life_used / 10));
         if usable.is_zero() {
             return Err(UnusableToken::Expired);
         }
@@ -310,10 +416,19 @@ impl MintedValue {
             return Err(UnusableToken::Weak);
         }
         // A fifth of its life before the end, or somewhat earlier.
-        let early = life.mul_f64(0.2 + 0.05 * spread.clamp(0.0, 1.0));
-        let renew_at = now.checked_add(life.saturating_sub(early)).unwrap_or(now);
-        let expires = (now.checked_add(usable).unwrap_or(now), SystemTime::now() + usable);
-        Ok(Self { value, minted: now, expires, renew_at })
+        let early = life_used.mul_f64(0.2 + 0.05 * spread.clamp(0.0, 1.0));
+        let after = |time: Duration| now.checked_add(time).unwrap_or(now);
+        let searched = match life {
+            TokenLife::Stated(whole) => whole.min(MAX_SEARCH).saturating_add(AFTER_END),
+            TokenLife::Assumed(assumed) => assumed.max(UNSTATED_SEARCH),
+        };
+        Ok(Self {
+            value,
+            minted: now,
+            expires: (after(usable), SystemTime::now() + usable),
+            renew_at: after(life_used.saturating_sub(early)),
+            searched_until: after(searched),
+        })
     }
 
     /// Returns the token.
@@ -338,6 +453,12 @@ impl MintedValue {
         self.expires.0 <= Instant::now() || self.expires.1 <= SystemTime::now()
     }
 
+    /// Returns true if both are the same token.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        self.secret().expose() == other.secret().expose()
+    }
+
     fn freshness(&self) -> Freshness {
         match self.has_expired() {
             true => Freshness::Absent,
@@ -357,35 +478,99 @@ impl MintedValue {
 
 impl Minting {
     pub(super) fn new(recipe: MintRecipe, workspace: &str) -> Self {
-        Self { recipe: Arc::new(recipe), workspace: workspace.to_owned(), current: None, earlier: Vec::new() }
+        Self {
+            recipe: Arc::new(recipe),
+            workspace: workspace.to_owned(),
+            current: None,
+            next: None,
+            earlier: Vec::new(),
+            retired: Vec::new(),
+        }
     }
 
     pub(super) fn freshness(&self) -> Freshness {
-        self.current.as_ref().map_or(Freshness::Absent, |current| current.freshness())
+        let current = self.current.as_ref().map_or(Freshness::Absent, |current| current.freshness());
+        let has_next = self.next.as_ref().is_some_and(|next| !next.has_expired());
+        match current {
+            Freshness::Absent if has_next => Freshness::Replaceable,
+            // The renewal is there already.
+            Freshness::Aging if has_next => Freshness::Fresh,
+            other => other,
+        }
     }
 
-    /// Returns all secrets, except the token in use.
+    /// Returns the tokens that are searched for, except the current one.
+    pub(super) fn other_values(&self) -> impl Iterator<Item = &Arc<MintedValue>> {
+        self.next.iter().chain(&self.earlier)
+    }
+
+    /// Returns all secrets, except the current token.
     pub(super) fn others(&self) -> impl Iterator<Item = &HeldSecret> {
-        self.recipe.secrets().chain(self.earlier.iter().map(|earlier| earlier.held()))
+        let recipe = self.recipe.secrets().map(|(_, held)| held.as_ref());
+        let tokens = self.other_values().map(|value| value.held());
+        recipe.chain(tokens).chain(self.retired.iter().map(AsRef::as_ref))
     }
 
-    /// Returns the state after a token has been minted.
-    pub(super) fn with_value(&self, recipe: Arc<MintRecipe>, value: Arc<MintedValue>) -> Self {
-        Self { recipe, workspace: self.workspace.clone(), current: Some(value), earlier: self.still_valid() }
+    /// Returns the number of earlier tokens.
+    pub(super) fn earlier_count(&self) -> usize {
+        self.earlier.len()
+    }
+
+    /// Returns the state with the recipe for the next token.
+    pub(super) fn with_recipe(&self, recipe: Arc<MintRecipe>) -> Self {
+        let retired = self.retired_by(&recipe);
+        let (current, next, earlier) = (self.current.clone(), self.next.clone(), self.earlier.clone());
+        Self { recipe, workspace: self.workspace.clone(), current, next, earlier, retired }
+    }
+
+    /// Returns the state after a token has been minted. An endpoint may issue the same token again.
+    pub(super) fn with_value(&self, recipe: Arc<MintRecipe>, value: Arc<MintedValue>, placing: Placing) -> Self {
+        let is_known = self.current.as_ref().is_some_and(|current| current.is_same_as(&value));
+        let is_valid = self.current.as_ref().is_some_and(|current| !current.has_expired());
+        let waits = placing == Placing::AfterCurrent && is_valid && !is_known;
+        let (current, next) = if waits { (self.current.clone(), Some(value)) } else { (Some(value), None) };
+        let earlier = self.searched_besides(&[&current, &next]);
+        let retired = self.retired_by(&recipe);
+        Self { recipe, workspace: self.workspace.clone(), current, next, earlier, retired }
+    }
+
+    /// Returns the state in which the next token is sent.
+    pub(super) fn promoted(&self) -> Self {
+        let current = self.next.clone().or_else(|| self.current.clone());
+        let earlier = self.searched_besides(&[&current]);
+        let (recipe, workspace, retired) = (self.recipe.clone(), self.workspace.clone(), self.retired.clone());
+        Self { recipe, workspace, current, next: None, earlier, retired }
     }
 
     /// Returns the state under a newer policy. Tokens of another recipe are only searched for.
     pub(super) fn taken_over_by(&self, new: &Self) -> Self {
         let is_same = self.recipe.fingerprint() == new.recipe.fingerprint();
-        let (current, earlier) =
-            if is_same { (self.current.clone(), self.earlier.clone()) } else { (None, self.still_valid()) };
-        Self { recipe: new.recipe.clone(), workspace: new.workspace.clone(), current, earlier }
+        let (current, next) = if is_same { (self.current.clone(), self.next.clone()) } else { (None, None) };
+        let earlier = self.searched_besides(&[&current, &next]);
+        let retired = self.retired_by(&new.recipe);
+        Self { recipe: new.recipe.clone(), workspace: new.workspace.clone(), current, next, earlier, retired }
     }
 
-    /// Returns the tokens that have not expired, except the oldest if there are too many.
-    fn still_valid(&self) -> Vec<Arc<MintedValue>> {
-        let all = self.current.iter().chain(&self.earlier);
-        all.filter(|value| !value.has_expired()).take(MAX_EARLIER).cloned().collect()
+    /// Returns the tokens that may still be valid, except those that are kept elsewhere, and the oldest if there are too many.
+    fn searched_besides(&self, kept: &[&Option<Arc<MintedValue>>]) -> Vec<Arc<MintedValue>> {
+        let now = Instant::now();
+        let is_kept =
+            |value: &MintedValue| kept.iter().any(|kept| kept.as_ref().is_some_and(|kept| kept.is_same_as(value)));
+        let all = self.current.iter().chain(&self.next).chain(&self.earlier);
+        let mut left: Vec<Arc<MintedValue>> = Vec::new();
+        for value in all.filter(|value| value.searched_until > now && !is_kept(value)) {
+            if left.len() < MAX_EARLIER && !left.iter().any(|known| known.is_same_as(value)) {
+                left.push(value.clone());
+            }
+        }
+        left
+    }
+
+    /// Returns the secrets that are no longer those of the recipe.
+    fn retired_by(&self, new: &MintRecipe) -> Vec<Arc<HeldSecret>> {
+        let is_new = |held: &HeldSecret| new.secrets().any(|(_, new)| new.secret.expose() == held.secret.expose());
+        let all = self.recipe.secrets().map(|(_, held)| held).chain(&self.retired);
+        all.filter(|held| !is_new(held)).take(MAX_RETIRED).cloned().collect()
     }
 }
 
@@ -396,7 +581,11 @@ mod tests {
     const TOKEN: &str = "k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf";
 
     fn value(life: u64) -> Result<MintedValue, UnusableToken> {
-        MintedValue::new(Secret::new(TOKEN.into()), Duration::from_secs(life), 0.5)
+        value_of(TOKEN, life)
+    }
+
+    fn value_of(token: &str, life: u64) -> Result<MintedValue, UnusableToken> {
+        MintedValue::new(Secret::new(token.into()), TokenLife::Stated(Duration::from_secs(life)), 0.5)
     }
 
     #[test]
@@ -414,7 +603,7 @@ mod tests {
         }
         assert_eq!(value(3600).ok().unwrap().freshness(), Freshness::Fresh);
         assert_eq!(value(0).err(), Some(UnusableToken::Expired));
-        let weak = MintedValue::new(Secret::new(b"password1".to_vec()), Duration::from_secs(60), 0.0);
+        let weak = value_of("password1", 60);
         assert_eq!(weak.err(), Some(UnusableToken::Weak));
     }
 
@@ -442,19 +631,52 @@ mod tests {
             assumed_life: Duration::from_secs(3600),
         };
         let mut minting = Minting::new(recipe("a"), "default");
+        let token = |n: usize| Arc::new(value_of(&format!("{TOKEN}{n:03}"), 3600).ok().unwrap());
         assert_eq!(minting.freshness(), Freshness::Absent);
         for n in 0..MAX_EARLIER + 3 {
-            minting = minting.with_value(minting.recipe.clone(), Arc::new(value(3600).ok().unwrap()));
+            minting = minting.with_value(minting.recipe.clone(), token(n), Placing::Now);
             assert_eq!(minting.earlier.len(), n.min(MAX_EARLIER));
+            // The endpoint issues the same one again.
+            minting = minting.with_value(minting.recipe.clone(), token(n), Placing::AfterCurrent);
+            assert_eq!((minting.earlier.len(), minting.next.is_some()), (n.min(MAX_EARLIER), false));
         }
-        let over = MintedValue { expires: (Instant::now(), SystemTime::now()), ..value(3600).ok().unwrap() };
+        let now = Instant::now();
+        let over = MintedValue { searched_until: now, ..value(3600).ok().unwrap() };
         minting.current = Some(Arc::new(over));
-        assert_eq!(minting.still_valid().len(), MAX_EARLIER);
+        minting = minting.with_value(minting.recipe.clone(), token(0), Placing::Now);
+        assert_eq!(minting.earlier.len(), MAX_EARLIER, "the one that is over is not among them");
 
-        minting.current = Some(Arc::new(value(3600).ok().unwrap()));
         let same = minting.taken_over_by(&Minting::new(recipe("a"), "default"));
         assert!(same.current.is_some() && same.earlier.len() == MAX_EARLIER);
         let other = minting.taken_over_by(&Minting::new(recipe("a b"), "default"));
         assert!(other.current.is_none() && other.earlier.len() == MAX_EARLIER, "they are searched for, and not sent");
+        assert!(other.earlier[0].is_same_as(&token(0)));
+    }
+
+    #[test]
+    fn a_renewal_is_sent_after_the_end_of_the_current_token() {
+        let recipe = MintRecipe {
+            url: HookUrl::parse("https://login.test/token").unwrap(),
+            grant: TokenGrant::ClientCredentials,
+            client: ClientAuth::Public { id: "me".to_owned() },
+            parameters: Vec::new(),
+            mint_timeout: Duration::from_secs(10),
+            assumed_life: Duration::from_secs(3600),
+        };
+        let now = Instant::now();
+        let aging = MintedValue { renew_at: now, ..value(3600).ok().unwrap() };
+        let renewal = Arc::new(value_of(&TOKEN.replace('k', "x"), 3600).ok().unwrap());
+        let minting = Minting::new(recipe, "default");
+        let minting = minting.with_value(minting.recipe.clone(), Arc::new(aging), Placing::AfterCurrent);
+        assert_eq!(minting.freshness(), Freshness::Aging);
+        let mut minting = minting.with_value(minting.recipe.clone(), renewal.clone(), Placing::AfterCurrent);
+        assert_eq!(minting.freshness(), Freshness::Fresh);
+        assert_eq!(minting.others().count(), 1, "it is searched for");
+        minting.current =
+            Some(Arc::new(MintedValue { expires: (now, SystemTime::now()), ..value(3600).ok().unwrap() }));
+        assert_eq!(minting.freshness(), Freshness::Replaceable);
+        let minting = minting.promoted();
+        assert!(minting.current.as_ref().is_some_and(|current| current.is_same_as(&renewal)));
+        assert_eq!((minting.freshness(), minting.next.is_some(), minting.earlier.len()), (Freshness::Fresh, false, 1));
     }
 }

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use super::credential_file::CredentialSource;
 use super::hook_url::HookUrl;
-use super::mint::{Assertion, ClientAuth, HeldSecret, MintRecipe, TokenGrant};
+use super::mint::{Assertion, ClientAuth, HeldSecret, MintRecipe, StoredSecret, TokenGrant};
 use super::reader::{Findings, Section};
 use super::settings::Source;
 use crate::model::secret::Secret;
@@ -71,8 +71,13 @@ const TEXTS: [Key; 13] = [
     key("scope", &[GcpServiceAccount, AzureClientCredentials], FORMS, "\"read write\""),
     key("subject", &[], &[JwtBearer, GcpServiceAccount], "the claim sub of the assertion"),
     key("subject_token_type", &[], &[TokenExchange], "the URI of the token's type"),
-    key("assertion_audience", &[], FORMS, "the claim aud of the assertion"),
-    key("tenant", &[AzureClientCredentials], &[], "the id of the tenant"),
+    key(
+        "assertion_audience",
+        &[],
+        &[ClientCredentials, RefreshToken, JwtBearer, TokenExchange, GcpServiceAccount],
+        "the claim aud of the assertion",
+    ),
+    key("tenant", &[], &[AzureClientCredentials], "the id of the tenant"),
     key(
         "token_url",
         FORMS,
@@ -115,6 +120,7 @@ pub(super) struct RawMint {
     sources: BTreeMap<&'static str, Source>,
     lists: BTreeMap<&'static str, Vec<String>>,
     permissions: Vec<(String, String)>,
+    has_permissions: bool,
     mint_timeout: Option<Duration>,
     token_lifetime: Option<Duration>,
 }
@@ -123,6 +129,9 @@ pub(super) struct RawMint {
 pub(super) trait ReadSecret {
     /// Returns the secret of a key, which is one line. `None` if it cannot be read, after that has been reported.
     fn line(&self, key: &str, source: &Source) -> Option<Secret>;
+
+    /// Returns the vault of the credential, with the secret of this name in the workspace.
+    fn stored(&self, name: &str) -> StoredSecret;
 
     /// Returns the secret of a key, which may have several lines.
     fn document(&self, key: &str, source: &Source) -> Option<Secret>;
@@ -168,11 +177,13 @@ impl Key {
 
 impl RawMint {
     pub(super) fn read(s: &mut Section<'_>, base: &Path) -> Self {
+        let has_permissions = s.has("permissions");
         let mut raw = Self {
+            has_permissions,
             texts: BTreeMap::new(),
             sources: BTreeMap::new(),
             lists: BTreeMap::new(),
-            permissions: if s.has("permissions") { s.values::<String>("permissions") } else { Vec::new() },
+            permissions: if has_permissions { s.values::<String>("permissions") } else { Vec::new() },
             mint_timeout: s.take("mint_timeout"),
             token_lifetime: s.take("token_lifetime"),
         };
@@ -192,7 +203,7 @@ impl RawMint {
     fn names(&self) -> impl Iterator<Item = &'static str> {
         let durations =
             [("mint_timeout", self.mint_timeout.is_some()), ("token_lifetime", self.token_lifetime.is_some())];
-        let given = durations.into_iter().chain([("permissions", !self.permissions.is_empty())]);
+        let given = durations.into_iter().chain([("permissions", self.has_permissions)]);
         let given = given.filter(|(_, is_given)| *is_given).map(|(name, _)| name);
         self.texts.keys().chain(self.sources.keys()).chain(self.lists.keys()).copied().chain(given)
     }
@@ -244,7 +255,27 @@ impl RawMint {
         {
             findings.problem(at("tenant"), "not a tenant", "its id, or its domain");
         }
-        if !self.permissions.is_empty() && kind != GithubApp {
+        for (name, list) in &self.lists {
+            let is_text = |text: &String| (1..=MAX_TEXT).contains(&text.len()) && !text.chars().any(char::is_control);
+            // An empty list of repositories would mean all of them.
+            if list.is_empty() || !list.iter().all(is_text) {
+                findings.problem(at(name), "not a list of texts", "at least one, each of 1 to 2048 characters");
+            }
+        }
+        if self.has_permissions && self.permissions.is_empty() {
+            findings.problem(at("permissions"), "an empty table would mean all permissions", "{ contents = \"read\" }");
+        }
+        let has_url = self.texts.contains_key("token_url");
+        if kind == AzureClientCredentials && !has_url && !self.texts.contains_key("tenant") {
+            findings.problem(at("tenant"), "missing", "the id of the tenant");
+        }
+        if kind == AzureClientCredentials && has_url && self.texts.contains_key("tenant") {
+            findings.problem(at("tenant"), "the tenant is in token_url already", "no tenant, or no token_url");
+        }
+        if kind == GithubApp && self.token_lifetime.is_some() {
+            findings.problem(at("token_lifetime"), "GitHub states the life of its tokens", "no token_lifetime");
+        }
+        if self.has_permissions && kind != GithubApp {
             findings.problem(at("permissions"), "requires auth_type = \"github_app\"", "no permissions");
         }
         if self.sources.get("refresh_token").is_some_and(|source| !matches!(source, Source::Secret(_))) {
@@ -331,7 +362,7 @@ impl RawMint {
     pub(super) fn recipe(
         &self,
         kind: MintType,
-        (value, workspace): (Option<&Source>, &str),
+        value: Option<&Source>,
         secrets: &dyn ReadSecret,
         (path, findings): (&str, &Findings),
     ) -> Option<MintRecipe> {
@@ -362,8 +393,7 @@ impl RawMint {
             ClientCredentials | AzureClientCredentials => TokenGrant::ClientCredentials,
             RefreshToken => {
                 let Some(Source::Secret(name)) = self.sources.get("refresh_token") else { return None };
-                let token = line("refresh_token")?;
-                TokenGrant::RefreshToken { token, workspace: workspace.to_owned(), name: name.clone() }
+                TokenGrant::RefreshToken { token: line("refresh_token")?, stored: secrets.stored(name) }
             }
             JwtBearer => {
                 let issuer = self.text("issuer")?;
@@ -371,7 +401,13 @@ impl RawMint {
             }
             TokenExchange => {
                 let kind = self.text("subject_token_type").unwrap_or_else(|| ACCESS_TOKEN.to_owned());
-                TokenGrant::TokenExchange { subject_token: line("subject_token")?, subject_token_type: kind }
+                let source = self.sources.get("subject_token")?.clone();
+                let stored = match &source {
+                    Source::Secret(name) => Some(secrets.stored(name)),
+                    Source::Env(_) | Source::File(_) => None,
+                };
+                let subject_token = line("subject_token")?;
+                TokenGrant::TokenExchange { subject_token, source, stored, subject_token_type: kind }
             }
             GcpServiceAccount => {
                 let document = secrets.document("value", value?)?;
@@ -428,11 +464,15 @@ fn full_url(url: &HookUrl) -> String {
 
 /// Reports a private key that is not in PEM. Whether it can sign is found out when it does.
 fn is_private_key(key: &Secret, path: &str, findings: &Findings) -> bool {
-    let is_pem = memchr::memmem::find(key.expose(), b"PRIVATE KEY-----").is_some();
-    if !is_pem {
-        findings.problem(path, "not a private key", "a key in PEM, without a passphrase");
+    let has = |text: &[u8]| memchr::memmem::find(key.expose(), text).is_some();
+    let is_encrypted = has(b"ENCRYPTED");
+    let is_pem = has(b"PRIVATE KEY-----\n") || has(b"PRIVATE KEY-----\r\n");
+    if is_encrypted {
+        findings.problem(path, "the private key is encrypted", "a key in PEM without a passphrase");
+    } else if !is_pem {
+        findings.problem(path, "not a private key", "a key in PEM, with its line breaks");
     }
-    is_pem
+    is_pem && !is_encrypted
 }
 
 fn service_account(document: &Secret, path: &str, findings: &Findings) -> Option<ServiceAccount> {
@@ -460,7 +500,8 @@ mod tests {
         fn secret(&self, _: &Vault, _: &str, name: &str) -> Result<Secret, SourceError> {
             let text = match name {
                 "PEM" | "PARTNER_KEY" => "-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n".to_owned(),
-                "ACCOUNT" => r#"{"client_email":"a@b","private_key":"-----BEGIN PRIVATE KEY-----\nabc"}"#.to_owned(),
+                "ACCOUNT" => r#"{"client_email":"a@b","private_key":"-----BEGIN PRIVATE KEY-----\nabc\n"}"#.to_owned(),
+                "ENCRYPTED" => "-----BEGIN ENCRYPTED PRIVATE KEY-----\nabc\n-----END".to_owned(),
                 "LONG" => "x".repeat(9000),
                 other => format!("{other}: hJ7-rT2qLz"),
             };
@@ -513,6 +554,8 @@ mod tests {
         assert_eq!(minted, Some(8), "one of each type, and one with another client authentication");
     }
 
+    const GITHUB: &str =
+        "auth_type = \"github_app\"\napp_id = \"1\"\ninstallation_id = \"2\"\nprivate_key = \"secret:PEM\"\n";
     const CLIENT: &str =
         "auth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://a.test/t\"\nclient_id = \"c\"\n";
 
@@ -551,6 +594,13 @@ mod tests {
             (with_secret("scope = \"\""), "scope", "not a text"),
             (with_secret("key_id = \"k\""), "key_id", "private_key_jwt"),
             (with_secret("permissions = { a = \"read\" }"), "permissions", "github_app"),
+            (with_secret("resource = []"), "resource", "not a list"),
+            (format!("{GITHUB}repositories = []"), "repositories", "not a list"),
+            (format!("{GITHUB}permissions = {{}}"), "permissions", "all permissions"),
+            (format!("{GITHUB}token_lifetime = \"1h\""), "token_lifetime", "GitHub states"),
+            ("auth_type = \"bearer\"\nvalue = \"secret:S\"\npermissions = {}".to_owned(), "permissions", "a type that is minted"),
+            (client("private_key = \"secret:ENCRYPTED\""), "private_key", "encrypted"),
+            ("auth_type = \"azure_client_credentials\"\ntoken_url = \"https://a.test/\"\ntenant = \"t\"\nclient_id = \"c\"\nclient_secret = \"secret:S\"\nscope = \"s\"".to_owned(), "tenant", "already"),
             (with_secret("").replace("https://a.test/t", "http://127.0.0.1/t"), "token_url", "without TLS"),
             (with_secret("").replace("https://a.test/t", "http://a.test/t"), "token_url", "http://"),
             (with_secret("").replace("https://a.test/t", "https://u:p@a.test/t"), "token_url", "user or password"),

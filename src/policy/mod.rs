@@ -20,6 +20,7 @@ pub mod path;
 pub mod pattern;
 pub mod placeholder;
 pub mod plan;
+pub mod preset;
 mod reader;
 pub mod remedy;
 pub mod rule;

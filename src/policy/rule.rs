@@ -14,7 +14,7 @@ use super::approval::Approval;
 use super::compile::Problem;
 use super::credential::{Credential, strong_values};
 use super::leak::Leak;
-use super::mint::{MintKey, MintRecipe, MintedValue, Minting};
+use super::mint::{MintKey, MintRecipe, Minting};
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
@@ -54,13 +54,29 @@ pub struct Policy {
     pub(super) credentials: Vec<Arc<Credential>>,
     /// The values of all credentials and tokens, which no log or record may contain.
     pub(super) log_values: Arc<LogValues>,
+    /// Those of them that are not minted.
+    pub(super) fixed_log_values: Arc<LogValues>,
 }
 
-/// Returns the values of all credentials and tokens, which the log may not contain.
-pub(super) fn log_values<'t>(credentials: &[Arc<Credential>], tasks: impl Iterator<Item = &'t Arc<Task>>) -> LogValues {
-    let credentials = credentials.iter().map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
+/// Returns the values of credentials and tokens that are not minted. The log may not contain them.
+pub(super) fn fixed_log_values<'t>(
+    credentials: &[Arc<Credential>],
+    tasks: impl Iterator<Item = &'t Arc<Task>>,
+) -> Arc<LogValues> {
+    let credentials = credentials.iter().filter(|credential| credential.recipe().is_none());
+    let credentials = credentials.map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
     let tokens = tasks.flat_map(|task| task.tokens.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
-    LogValues::new(credentials.chain(tokens))
+    Arc::new(LogValues::new(credentials.chain(tokens)))
+}
+
+/// Returns all values that the log may not contain.
+pub(super) fn log_values(fixed: &Arc<LogValues>, credentials: &[Arc<Credential>]) -> Arc<LogValues> {
+    let mut minted = credentials.iter().filter(|credential| credential.recipe().is_some()).peekable();
+    if minted.peek().is_none() {
+        return fixed.clone();
+    }
+    let minted = minted.map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
+    Arc::new(LogValues::new(minted).with_base(fixed.clone()))
 }
 
 /// `[network]`: blocks that are allowed or denied for all tasks.
@@ -233,15 +249,34 @@ impl Policy {
                 Some(Problem::new(format!("tasks.{}.{}", task.name, token.key()), problem, ""))
             }
         };
+        let of_recipe = |credential: &Arc<Credential>| {
+            let (name, recipe) = (credential.name().clone(), credential.recipe().cloned());
+            let held: Vec<_> =
+                recipe.iter().flat_map(|recipe| recipe.secrets()).map(|(key, held)| (key, held.clone())).collect();
+            held.into_iter().map(move |(key, held)| match held.strength() {
+                Strength::Strong(_) => None,
+                Strength::Weak(why) => {
+                    let problem = format!("the secret is weak: {why}; {WEAK}");
+                    Some(Problem::new(format!("credentials.{name}.{key}"), problem, ""))
+                }
+            })
+        };
         let tokens = self.tasks.values().flat_map(|task| task.tokens.iter().map(move |token| (task, token)));
-        self.credentials.iter().map(credential).chain(tokens.map(token))
+        let recipes = self.credentials.iter().flat_map(of_recipe);
+        self.credentials
+            .iter()
+            .filter(|one| one.recipe().is_none())
+            .map(credential)
+            .chain(recipes)
+            .chain(tokens.map(token))
     }
 
     /// Takes over what has been built for an older policy, and builds anew what was in use there and has changed. So
     /// requests do not have to wait for it after a reload.
     pub fn prepare_from(&mut self, old: &Self) {
-        if self.has_values_of(old) {
-            self.log_values = old.log_values.clone();
+        if self.has_fixed_values_of(old) {
+            self.fixed_log_values = old.fixed_log_values.clone();
+            self.log_values = log_values(&self.fixed_log_values, &self.credentials);
         }
         let known: HashMap<&CredentialName, &Arc<Credential>> =
             old.credentials.iter().map(|credential| (credential.name(), credential)).collect();
@@ -261,20 +296,25 @@ impl Policy {
         }
     }
 
-    /// Returns the policy with a value that was minted by `used`, and with the recipe for the next one. `None` if the policy
-    /// no longer has this recipe.
-    pub(super) fn with_minted(
+    /// Returns a minted credential.
+    #[must_use]
+    pub fn minted(&self, key: &MintKey) -> Option<&Arc<Credential>> {
+        self.credentials.iter().find(|credential| credential.mint_key().as_ref() == Some(key))
+    }
+
+    /// Returns the policy with another state of a minted credential. `None` if the policy no longer has this recipe.
+    pub(super) fn with_minting(
         &self,
         key: &MintKey,
-        (used, next): (&MintRecipe, &Arc<MintRecipe>),
-        value: &Arc<MintedValue>,
+        used: &MintRecipe,
+        change: impl FnOnce(&Minting) -> Minting,
     ) -> Option<Self> {
-        let credential = self.credentials.iter().find(|credential| credential.mint_key().as_ref() == Some(key))?;
+        let credential = self.minted(key)?;
         let minting = credential.minting.as_ref()?;
         if minting.recipe.fingerprint() != used.fingerprint() {
             return None;
         }
-        let new = Arc::new(credential.with_minting(minting.with_value(next.clone(), value.clone())));
+        let new = Arc::new(credential.with_minting(change(minting)));
         let new = HashMap::from([(Arc::as_ptr(credential), new)]);
         Some(self.with_credentials(&new))
     }
@@ -325,17 +365,21 @@ impl Policy {
             leak: self.leak.clone(),
             hosts: self.hosts.clone(),
             tokens: self.tokens.clone(),
-            log_values: Arc::new(log_values(&credentials, tasks.values())),
+            log_values: log_values(&self.fixed_log_values, &credentials),
+            fixed_log_values: self.fixed_log_values.clone(),
             tasks,
             credentials,
         }
     }
 
-    /// Returns true if both policies have the same credentials and tokens.
-    fn has_values_of(&self, old: &Self) -> bool {
+    /// Returns true if both policies have the same credentials and tokens, except those that are minted.
+    fn has_fixed_values_of(&self, old: &Self) -> bool {
+        fn fixed(policy: &Policy) -> impl Iterator<Item = &Arc<Credential>> {
+            policy.credentials.iter().filter(|credential| credential.recipe().is_none())
+        }
         let tokens = |policy: &Self| policy.tokens.keys().copied().collect::<HashSet<_>>();
-        self.credentials.len() == old.credentials.len()
-            && self.credentials.iter().zip(&old.credentials).all(|(one, other)| one.has_values_of(other))
+        fixed(self).count() == fixed(old).count()
+            && fixed(self).zip(fixed(old)).all(|(one, other)| one.has_values_of(other))
             && tokens(self) == tokens(old)
     }
 

@@ -1,6 +1,7 @@
 //! The sources of secrets: environment variables, files and the vault.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::settings::{Source, Vault};
 use crate::model::secret::Secret;
@@ -27,6 +28,49 @@ pub trait SecretSource {
     /// # Errors
     /// [`SourceError::Missing`] if there is no such secret, [`SourceError::Unusable`] if the vault cannot be read.
     fn secret(&self, place: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError>;
+
+    /// Returns the vault that [`Self::secret`] reads, for secrets that change while the policy is in force.
+    fn store(&self, _place: &Vault) -> Arc<dyn SecretStore> {
+        Arc::new(NoStore)
+    }
+}
+
+/// A vault with secrets that change while the policy is in force. Its methods block.
+pub trait SecretStore: Send + Sync {
+    /// Returns a secret.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    fn get(&self, workspace: &str, name: &str) -> Result<Secret, SourceError>;
+
+    /// Replaces a secret, on the disk too, if it is still the old one. Returns false if it is not.
+    ///
+    /// # Errors
+    /// [`SourceError::Unusable`] if it cannot be written.
+    fn replace(&self, workspace: &str, name: &str, old: &Secret, new: &Secret) -> Result<bool, SourceError>;
+
+    /// Waits until no other process uses the secret, up to ten seconds. The guard ends the use.
+    ///
+    /// # Errors
+    /// [`SourceError::Unusable`].
+    fn lock(&self, workspace: &str, name: &str) -> Result<Box<dyn Send>, SourceError>;
+}
+
+/// The store of a source without a vault.
+struct NoStore;
+
+impl SecretStore for NoStore {
+    fn get(&self, _: &str, _: &str) -> Result<Secret, SourceError> {
+        Err(SourceError::Missing("there is no vault".to_owned()))
+    }
+
+    fn replace(&self, _: &str, _: &str, _: &Secret, _: &Secret) -> Result<bool, SourceError> {
+        Err(SourceError::Unusable("there is no vault".to_owned()))
+    }
+
+    fn lock(&self, _: &str, _: &str) -> Result<Box<dyn Send>, SourceError> {
+        Err(SourceError::Unusable("there is no vault".to_owned()))
+    }
 }
 
 /// The error of a source that yields no secret.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::compile::Problem;
-use super::mint::{MintKey, MintRecipe, MintedValue};
+use super::mint::{MintKey, MintRecipe, MintedValue, Minting, Placing};
 use super::rule::Policy;
 
 /// Holds the policy in force. Requests take snapshots, and tunnels are notified of a new policy.
@@ -78,18 +78,34 @@ impl PolicyStore {
         generation
     }
 
-    /// Puts a policy in force that also has a value minted by `used`, and the recipe for the next one. Returns false if the
+    /// Puts a policy in force that also has a token minted by `used`, and the recipe for the next one. Returns false if the
     /// policy in force no longer has this recipe. Takes about a millisecond for each value of the tasks that use it.
     #[must_use]
     pub fn add_minted(
         &self,
         key: &MintKey,
         (used, next): (&MintRecipe, &Arc<MintRecipe>),
-        value: &Arc<MintedValue>,
+        (value, placing): (&Arc<MintedValue>, Placing),
     ) -> bool {
+        self.change_minting(key, used, |minting| minting.with_value(next.clone(), value.clone(), placing))
+    }
+
+    /// Puts a policy in force with the recipe for the next token, although there was none. Returns as [`Self::add_minted`].
+    #[must_use]
+    pub fn replace_recipe(&self, key: &MintKey, used: &MintRecipe, next: &Arc<MintRecipe>) -> bool {
+        self.change_minting(key, used, |minting| minting.with_recipe(next.clone()))
+    }
+
+    /// Puts a policy in force under which the next token is sent. Returns as [`Self::add_minted`].
+    #[must_use]
+    pub fn promote_next(&self, key: &MintKey, used: &MintRecipe) -> bool {
+        self.change_minting(key, used, Minting::promoted)
+    }
+
+    fn change_minting(&self, key: &MintKey, used: &MintRecipe, change: impl FnOnce(&Minting) -> Minting) -> bool {
         let _change = self.change.lock();
         let old = self.snapshot();
-        let Some(mut policy) = old.with_minted(key, (used, next), value) else { return false };
+        let Some(mut policy) = old.with_minting(key, used, change) else { return false };
         policy.prepare_minted(&old);
         policy.generation = old.generation.saturating_add(1);
         self.current.send_replace(Arc::new(policy));

@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use aho_corasick::AhoCorasick;
 use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
 
 use super::credential::{Credential, Placement, strong_values};
-use super::mint::MintedValue;
 use crate::leak::{Matcher, Value};
 use crate::model::host::Host;
 use crate::model::name::CredentialName;
@@ -31,6 +31,8 @@ pub struct TaskCredentials {
     /// The places that the `auth_type` of some credential defines.
     auth_placements: Vec<Placement>,
     hosts: HashSet<Host>,
+    /// A hash of the values that are not minted. Made at its first use.
+    fixed_values: OnceLock<[u8; 32]>,
     /// Matches the strong values. Built at its first use, because few of many tasks may be in use.
     own: OnceLock<Arc<Matcher>>,
     /// Matches these and the values of a weak credential, by its name. Built when that credential is first sent.
@@ -134,10 +136,24 @@ impl TaskCredentials {
         masked.entry(weak.name().clone()).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
     }
 
-    /// Returns the minted values that may be sent to a host.
-    pub fn minted_for<'c>(&'c self, host: &'c Host) -> impl Iterator<Item = &'c Arc<MintedValue>> {
-        let of_host = self.minted.iter().filter(move |credential| credential.hosts().any(|bound| bound == host));
-        of_host.filter_map(|credential| credential.minted_value())
+    /// Returns the credentials whose values are minted and may be sent to a host.
+    pub fn minted_for<'c>(&'c self, host: &'c Host) -> impl Iterator<Item = &'c Arc<Credential>> {
+        self.minted.iter().filter(move |credential| credential.hosts().any(|bound| bound == host))
+    }
+
+    /// Returns a hash of all values that only a new configuration changes.
+    pub fn fixed_values(&self) -> [u8; 32] {
+        *self.fixed_values.get_or_init(|| {
+            let mut hash = Sha256::new();
+            for credential in &self.all {
+                hash.update([0]);
+                for part in std::iter::once(credential.name().as_str().as_bytes()).chain(credential.fixed_values()) {
+                    hash.update(part.len().to_be_bytes());
+                    hash.update(part);
+                }
+            }
+            hash.finalize().into()
+        })
     }
 
     /// Whether a host could return one of the values.

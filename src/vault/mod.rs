@@ -82,6 +82,32 @@ impl Vault {
         })
     }
 
+    /// Replaces a secret if it still has the old value. Returns false if it does not.
+    ///
+    /// # Errors
+    /// [`VaultError`]. The old value is then kept.
+    pub fn replace(&self, workspace: &str, name: &str, old: &Secret, new: Secret) -> Result<bool, VaultError> {
+        let _lock = self.lock()?;
+        let is_old = self.get(workspace, name)?.is_some_and(|found| found.expose() == old.expose());
+        if is_old {
+            self.write_changed(|content| {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                let created = content.remove(workspace, name).map_or(now, |old| old.entry.created);
+                let entry = Entry { workspace: workspace.to_owned(), name: name.to_owned(), created, updated: now };
+                content.insert(Record { entry, value: new });
+            })?;
+        }
+        Ok(is_old)
+    }
+
+    /// Waits until no other process holds the lock of this name, which is no lock on the vault itself.
+    ///
+    /// # Errors
+    /// [`VaultError`], also after ten seconds.
+    pub fn lock_named(&self, name: &str) -> Result<File, VaultError> {
+        self.locked(&format!(".{name}.lock"))
+    }
+
     /// Removes a secret. Returns false if it does not exist.
     ///
     /// # Errors
@@ -194,10 +220,14 @@ impl Vault {
 
     /// Locks the vault for writing. Readers need no lock, because the file is replaced atomically.
     fn lock(&self) -> Result<File, VaultError> {
+        self.locked(".lock")
+    }
+
+    fn locked(&self, suffix: &str) -> Result<File, VaultError> {
         let path = self.file()?;
         files::private_dir(files::folder(&path))?;
         let mut path = path.into_os_string();
-        path.push(".lock");
+        path.push(suffix);
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let start = Instant::now();
         loop {

@@ -10,9 +10,12 @@ use zeroize::Zeroizing;
 
 use crate::model::secret::Secret;
 use crate::policy::mint::{MintRecipe, TokenGrant};
+use crate::stages::mint::MintError;
 
 /// The longest token, in bytes. Origins accept request heads of at least 8 KiB.
 const MAX_TOKEN: usize = 8 * 1024;
+/// The longest refresh token, in bytes. It is sent in a body.
+const MAX_REFRESH_TOKEN: usize = 16 * 1024;
 /// The error codes of token endpoints (RFC 6749 §5.2, RFC 8693 §2.2.2 and RFC 8707 §2).
 const ERRORS: [&str; 7] = [
     "invalid_client",
@@ -24,11 +27,11 @@ const ERRORS: [&str; 7] = [
     "unsupported_grant_type",
 ];
 
-/// A successful answer.
+/// An answer with status 200.
 pub(super) struct Answer {
-    pub(super) token: Secret,
-    /// The life of the token, if the endpoint states it.
-    pub(super) life: Option<Duration>,
+    /// The access token with its life, if the endpoint states it; or why it cannot be used.
+    pub(super) token: Result<(Secret, Option<Duration>), MintError>,
+    /// The refresh token that replaces the one used. It is read first, because the old one may not be valid any more.
     pub(super) refresh_token: Option<Secret>,
 }
 
@@ -38,7 +41,6 @@ struct OAuthAnswer {
     access_token: Zeroizing<String>,
     token_type: String,
     expires_in: Option<Value>,
-    refresh_token: Option<Zeroizing<String>>,
 }
 
 /// An answer of GitHub's API to a request for an installation token.
@@ -53,8 +55,33 @@ struct ErrorAnswer {
     error: String,
 }
 
+/// Only the refresh token of an answer.
+#[derive(Deserialize)]
+struct RefreshAnswer {
+    refresh_token: Option<Zeroizing<String>>,
+}
+
 /// Parses the answer. `now` is the time by the endpoint's clock.
-pub(super) fn parse(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Result<Answer, &'static str> {
+pub(super) fn parse(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Answer {
+    // Without the grant of a refresh token, one is of no use.
+    let refresh_token = match recipe.grant {
+        TokenGrant::RefreshToken { .. } => serde_json::from_slice(body).ok().and_then(new_refresh_token),
+        _ => None,
+    };
+    Answer { token: access_token(body, recipe, now).map_err(MintError::lasting), refresh_token }
+}
+
+/// Returns a refresh token of printable ASCII characters (RFC 6749 appendix A.17).
+fn new_refresh_token(RefreshAnswer { refresh_token }: RefreshAnswer) -> Option<Secret> {
+    let is_valid = |token: &Zeroizing<String>| {
+        (1..=MAX_REFRESH_TOKEN).contains(&token.len())
+            && token.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+            && !token.trim().is_empty()
+    };
+    refresh_token.filter(is_valid).map(|token| Secret::new(token.as_bytes().to_vec()))
+}
+
+fn access_token(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Result<(Secret, Option<Duration>), &'static str> {
     // The error's text could have a part of the answer.
     const UNKNOWN: &str = "the answer is not that of a token endpoint";
     if let TokenGrant::GithubInstallation { .. } = recipe.grant {
@@ -62,22 +89,16 @@ pub(super) fn parse(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Result
         let end =
             OffsetDateTime::parse(&expires_at, &Rfc3339).map_err(|_| "the end of the token's life is not a time")?;
         let life = SystemTime::from(end).duration_since(now).map_err(|_| "the token has expired already")?;
-        return Ok(Answer { token: checked(token)?, life: Some(life), refresh_token: None });
+        return Ok((checked(token)?, Some(life)));
     }
-    let OAuthAnswer { access_token, token_type, expires_in, refresh_token } =
-        serde_json::from_slice(body).map_err(|_| UNKNOWN)?;
+    let OAuthAnswer { access_token, token_type, expires_in } = serde_json::from_slice(body).map_err(|_| UNKNOWN)?;
     // `N_A` is for tokens that are not access tokens (RFC 8693 §2.2.1). They are sent as the configuration says.
     let is_exchanged = matches!(recipe.grant, TokenGrant::TokenExchange { .. }) && token_type == "N_A";
     if !token_type.eq_ignore_ascii_case("bearer") && !is_exchanged {
         return Err("the type of the token is not Bearer");
     }
     let life = expires_in.filter(|life| !life.is_null()).map(|life| seconds(&life)).transpose()?;
-    // Without the grant of a refresh token, one is of no use.
-    let refresh_token = match recipe.grant {
-        TokenGrant::RefreshToken { .. } => refresh_token.map(checked).transpose()?,
-        _ => None,
-    };
-    Ok(Answer { token: checked(access_token)?, life, refresh_token })
+    Ok((checked(access_token)?, life))
 }
 
 /// Returns the error code of an answer, if it is a registered one.
@@ -112,7 +133,9 @@ fn seconds(life: &Value) -> Result<Duration, &'static str> {
 mod tests {
     use super::*;
     use crate::policy::hook_url::HookUrl;
-    use crate::policy::mint::{Assertion, ClientAuth, HeldSecret};
+    use crate::policy::mint::{Assertion, ClientAuth, HeldSecret, StoredSecret};
+    use crate::policy::settings::Source;
+    use crate::policy::source::{SecretStore, SourceError};
     use std::sync::Arc;
 
     fn recipe(grant: TokenGrant) -> MintRecipe {
@@ -155,25 +178,61 @@ mod tests {
         ];
         for (body, want) in rows {
             let found = parse(body.as_bytes(), &recipe(TokenGrant::ClientCredentials), SystemTime::now());
-            match (found, want) {
-                (Ok(answer), Ok(want)) => assert_eq!(answer.life.map(|life| life.as_secs()), want, "{body}"),
-                (Err(why), Err(want)) => assert!(why.contains(want), "{body}: {why}"),
+            match (found.token, want) {
+                (Ok((_, life)), Ok(want)) => assert_eq!(life.map(|life| life.as_secs()), want, "{body}"),
+                (Err(why), Err(want)) => assert!(why.reason.contains(want), "{body}: {why:?}"),
                 (found, _) => panic!("{body}: {:?}", found.err()),
             }
         }
     }
 
+    struct NoStore;
+
+    impl SecretStore for NoStore {
+        fn get(&self, _: &str, _: &str) -> Result<Secret, SourceError> {
+            Err(SourceError::Missing(String::new()))
+        }
+
+        fn replace(&self, _: &str, _: &str, _: &Secret, _: &Secret) -> Result<bool, SourceError> {
+            Ok(false)
+        }
+
+        fn lock(&self, _: &str, _: &str) -> Result<Box<dyn Send>, SourceError> {
+            Ok(Box::new(()))
+        }
+    }
+
+    /// The old one may be of no use any more, whatever is wrong with the access token.
     #[test]
-    fn only_a_refresh_grant_takes_a_refresh_token() {
-        let body = br#"{"access_token":"abc","token_type":"Bearer","refresh_token":"new"}"#;
-        let refresh = TokenGrant::RefreshToken { token: held(), workspace: String::new(), name: String::new() };
-        let taken = parse(body, &recipe(refresh), SystemTime::now()).ok().unwrap();
-        assert_eq!(taken.refresh_token.unwrap().expose(), b"new");
-        let ignored = parse(body, &recipe(TokenGrant::ClientCredentials), SystemTime::now()).ok().unwrap();
-        assert!(ignored.refresh_token.is_none());
-        let exchange = TokenGrant::TokenExchange { subject_token: held(), subject_token_type: String::new() };
+    fn a_refresh_token_is_read_from_every_answer_to_its_grant() {
+        let stored = StoredSecret { store: Arc::new(NoStore), workspace: String::new(), name: String::new() };
+        let refresh = recipe(TokenGrant::RefreshToken { token: held(), stored });
+        let rows = [
+            (r#"{"access_token":"abc","token_type":"Bearer","refresh_token":"new"}"#, Some("new"), true),
+            (r#"{"access_token":"abc","refresh_token":"new one"}"#, Some("new one"), false),
+            (
+                r#"{"access_token":"abc","token_type":"Bearer","expires_in":0,"refresh_token":"new"}"#,
+                Some("new"),
+                false,
+            ),
+            (r#"{"refresh_token":"new"}"#, Some("new"), false),
+            (r#"{"access_token":"abc","token_type":"Bearer","refresh_token":""}"#, None, true),
+            (r#"{"access_token":"abc","token_type":"Bearer","refresh_token":null}"#, None, true),
+            (r#"{"access_token":"abc","token_type":"Bearer","refresh_token":"a\nb"}"#, None, true),
+            (r#"{"refresh_token":"a","refresh_token":"b"}"#, None, false),
+        ];
+        for (body, want, is_usable) in rows {
+            let answer = parse(body.as_bytes(), &refresh, SystemTime::now());
+            assert_eq!(answer.refresh_token.as_ref().map(Secret::expose), want.map(str::as_bytes), "{body}");
+            assert_eq!(answer.token.is_ok(), is_usable, "{body}");
+            let ignored = parse(body.as_bytes(), &recipe(TokenGrant::ClientCredentials), SystemTime::now());
+            assert!(ignored.refresh_token.is_none());
+        }
+        let (source, stored) = (Source::Env(String::new()), None);
+        let exchange =
+            TokenGrant::TokenExchange { subject_token: held(), source, stored, subject_token_type: String::new() };
         let body = br#"{"access_token":"abc","token_type":"N_A","issued_token_type":"x"}"#;
-        assert!(parse(body, &recipe(exchange), SystemTime::now()).is_ok());
+        assert!(parse(body, &recipe(exchange), SystemTime::now()).token.is_ok());
     }
 
     #[test]
@@ -184,10 +243,11 @@ mod tests {
             recipe(TokenGrant::GithubInstallation { assertion, repositories: Vec::new(), permissions: Vec::new() });
         let at = |time: &str| SystemTime::from(OffsetDateTime::parse(time, &Rfc3339).unwrap());
         let body = br#"{"token":"ghs_abc","expires_at":"2026-11-27T11:00:00Z","permissions":{}}"#;
-        let answer = parse(body, &github, at("2026-11-27T10:00:00Z")).ok().unwrap();
-        assert_eq!(answer.life, Some(Duration::from_secs(3600)));
-        assert_eq!(parse(body, &github, at("2026-11-27T12:00:00Z")).err(), Some("the token has expired already"));
-        assert!(parse(br#"{"token":"ghs_abc","expires_at":"soon"}"#, &github, SystemTime::now()).is_err());
+        let (_, life) = parse(body, &github, at("2026-11-27T10:00:00Z")).token.ok().unwrap();
+        assert_eq!(life, Some(Duration::from_secs(3600)));
+        let late = parse(body, &github, at("2026-11-27T12:00:00Z")).token.err().unwrap();
+        assert_eq!(late.reason, "the token has expired already");
+        assert!(parse(br#"{"token":"ghs_abc","expires_at":"soon"}"#, &github, SystemTime::now()).token.is_err());
     }
 
     #[test]

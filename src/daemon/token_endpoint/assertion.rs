@@ -12,6 +12,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
+use zeroize::Zeroizing;
 
 use crate::files;
 use crate::policy::mint::Assertion;
@@ -102,7 +103,7 @@ impl SigningKey {
 ///
 /// # Errors
 /// The reason, if the key cannot be used.
-pub(super) fn sign(assertion: &Assertion, now: SystemTime) -> Result<String, &'static str> {
+pub(super) fn sign(assertion: &Assertion, now: SystemTime) -> Result<Zeroizing<String>, &'static str> {
     let Assertion { issuer, subject, audience, scope, key_id, key } = assertion;
     let key =
         SigningKey::of(key.secret().expose()).ok_or("the private key is not an RSA, P-256, P-384 or Ed25519 key")?;
@@ -130,7 +131,7 @@ pub(super) fn sign(assertion: &Assertion, now: SystemTime) -> Result<String, &'s
     let signed =
         format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()));
     let signature = key.sign(signed.as_bytes()).ok_or("the private key could not sign")?;
-    Ok(format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature)))
+    Ok(Zeroizing::new(format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))))
 }
 
 #[cfg(test)]

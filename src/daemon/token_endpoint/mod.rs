@@ -11,11 +11,12 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -24,35 +25,54 @@ use zeroize::Zeroizing;
 use self::answer::Answer;
 use self::assertion::ClockSkew;
 use super::own_server::{OwnServerDialer, OwnServers, ServerAddress};
-use super::vault;
 use crate::model::secret::Secret;
 use crate::policy::hook_url::HookUrl;
-use crate::policy::mint::{MintRecipe, TokenGrant};
-use crate::policy::settings::Vault;
+use crate::policy::mint::{MintRecipe, StoredSecret, TokenGrant, TokenLife};
+use crate::policy::settings::Source;
+use crate::policy::source::{SourceError, read_source, usable};
 use crate::stages::forward::EarlyAnswer;
-use crate::stages::mint::{IssuedToken, Issuer, MintError};
+use crate::stages::mint::{Issued, IssuedToken, Issuer, MintError};
 use crate::stages::pin::OwnServer;
 
 /// The time limit for a connection with TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time limit for a request, up to the end of the response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// The maximum size of a response's head, and of its body, in bytes.
+/// The maximum size of a response's head, and of the body of most, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
+/// The maximum size of a body from GitHub, which describes each repository of the token at length.
+const MAX_GITHUB_RESPONSE: usize = 4 * 1024 * 1024;
 /// A clock that differs more than this is noticed, in seconds. Assertions are valid a little earlier than now.
 const MIN_SKEW: i64 = 20;
 
 /// The token endpoints of the configuration.
 pub(super) struct TokenEndpoints {
     dialer: OwnServerDialer,
-    vault: Vault,
     /// How much the clocks of endpoints differ from ours. There are as many as the configuration names.
     skews: Mutex<HashMap<String, ClockSkew>>,
+    /// The refresh tokens, by workspace and name. There are as many as the configuration names.
+    refresh_tokens: Mutex<HashMap<(String, String), Arc<RefreshToken>>>,
+}
+
+/// A refresh token, which one request at a time uses: a server may revoke one that is sent twice.
+type RefreshToken = AsyncMutex<Option<Unsaved>>;
+
+/// A refresh token that could not be stored, and the one that it replaces.
+struct Unsaved {
+    old: Secret,
+    new: Secret,
+}
+
+/// A token of the grant that is in use, until the guard is dropped.
+struct InUse {
+    unsaved: OwnedMutexGuard<Option<Unsaved>>,
+    stored: StoredSecret,
+    _lock: Box<dyn Send>,
 }
 
 impl TokenEndpoints {
-    pub(super) fn new(own_servers: &OwnServers<'_>, vault: &Vault) -> Self {
-        Self { dialer: own_servers.dialer(), vault: vault.clone(), skews: Mutex::default() }
+    pub(super) fn new(own_servers: &OwnServers<'_>) -> Self {
+        Self { dialer: own_servers.dialer(), skews: Mutex::default(), refresh_tokens: Mutex::default() }
     }
 
     pub(super) fn issuer(self) -> Issuer {
@@ -64,56 +84,71 @@ impl TokenEndpoints {
     }
 
     /// Fetches a token. A refresh token that replaces the one used is in the vault when this returns.
-    async fn issue(&self, recipe: &Arc<MintRecipe>) -> Result<IssuedToken, MintError> {
-        let used = self.with_stored_token(recipe).await?;
-        let is_asserted = used.has_assertion();
-        let mut asked = self.ask(&used).await?;
+    async fn issue(&self, recipe: &Arc<MintRecipe>) -> Issued {
+        let failed = |error| Issued { token: Err(error), next: None };
+        let mut in_use = match self.use_refresh_token(recipe).await {
+            Ok(in_use) => in_use,
+            Err(error) => return failed(error),
+        };
+        let used = match with_current_token(recipe).await {
+            Ok(used) => used,
+            Err(error) => return failed(error),
+        };
+        // A token that others have renewed is searched for from now on, whatever becomes of the request.
+        let mut next = (!Arc::ptr_eq(&used, recipe)).then(|| used.clone());
+        let (token, refresh_token) = match self.answer(&used).await {
+            Ok(Answer { token, refresh_token }) => (token, refresh_token),
+            Err(error) => (Err(error), None),
+        };
+        let token = match (refresh_token, &mut in_use) {
+            (Some(new), Some(in_use)) => {
+                let stored = store_refresh_token(in_use, &used, &new).await;
+                next = Some(Arc::new(used.with_token(new)));
+                stored.and(token)
+            }
+            _ => token,
+        };
+        let assumed = TokenLife::Assumed(used.assumed_life);
+        let token = token.map(|(value, life)| IssuedToken { value, life: life.map_or(assumed, TokenLife::Stated) });
+        Issued { token, next }
+    }
+
+    /// Waits until no other request uses the refresh token of the recipe, in this process or in another one. Stores first what
+    /// could not be stored before: the old one must not be sent again.
+    async fn use_refresh_token(&self, recipe: &MintRecipe) -> Result<Option<InUse>, MintError> {
+        let TokenGrant::RefreshToken { stored, .. } = &recipe.grant else { return Ok(None) };
+        let key = (stored.workspace.clone(), stored.name.clone());
+        let token = self.refresh_tokens.lock().entry(key).or_default().clone();
+        let mut unsaved = token.lock_owned().await;
+        let place = stored.clone();
+        let lock = spawn_blocking(move || place.store.lock(&place.workspace, &place.name)).await;
+        let lock = lock.map_err(|_| MintError::new("the vault cannot be locked"))?;
+        let lock = lock.map_err(|error| MintError::new(format!("the vault cannot be locked: {error}")))?;
+        if let Some(Unsaved { old, new }) = unsaved.take() {
+            let place = stored.clone();
+            let saved = spawn_blocking(move || {
+                let saved = place.store.replace(&place.workspace, &place.name, &old, &new);
+                (saved, Unsaved { old, new })
+            });
+            let (saved, kept) = saved.await.map_err(|_| MintError::new("the vault cannot be written"))?;
+            if let Err(error) = saved {
+                *unsaved = Some(kept);
+                return Err(MintError::new(format!("the new refresh token cannot be stored: {error}")));
+            }
+        }
+        Ok(Some(InUse { unsaved, stored: stored.clone(), _lock: lock }))
+    }
+
+    /// Asks for a token, once more if the clocks differ.
+    async fn answer(&self, recipe: &Arc<MintRecipe>) -> Result<Answer, MintError> {
+        let is_asserted = recipe.has_assertion();
+        let mut asked = self.ask(recipe).await?;
         if is_asserted && asked.has_new_skew && asked.response.status().is_client_error() {
             // Perhaps because of a wrong clock, ours or the endpoint's.
-            asked = self.ask(&used).await?;
+            asked = self.ask(recipe).await?;
         }
         let Asked { response, skew, .. } = asked;
-        let now = skew.applied_to(SystemTime::now());
-        let answer = read_answer(response, &used, now).await?;
-        let Answer { token, life, refresh_token } = answer;
-        let next = match (refresh_token, Arc::ptr_eq(&used, recipe)) {
-            (Some(token), _) => Some(self.store(&used, token).await?),
-            (None, true) => None,
-            (None, false) => Some(used.clone()),
-        };
-        Ok(IssuedToken { value: token, life: life.unwrap_or(used.assumed_life), next })
-    }
-
-    /// Returns the recipe with the refresh token that the vault has now: another process may have replaced it.
-    async fn with_stored_token(&self, recipe: &Arc<MintRecipe>) -> Result<Arc<MintRecipe>, MintError> {
-        let TokenGrant::RefreshToken { token, workspace, name } = &recipe.grant else { return Ok(recipe.clone()) };
-        let (place, workspace, name) = (self.vault.clone(), workspace.clone(), name.clone());
-        let read = spawn_blocking(move || vault::vault(&place).get(&workspace, &name)).await;
-        let stored = read.map_err(|_| MintError::new("the vault cannot be read"))?;
-        let stored = stored.map_err(|error| MintError::new(format!("the vault cannot be read: {error}")))?;
-        match stored {
-            None => Err(MintError::lasting("the vault no longer has the refresh token")),
-            Some(stored) if stored.expose() == token.secret().expose() => Ok(recipe.clone()),
-            Some(stored) => Ok(Arc::new(recipe.with_refresh_token(stored))),
-        }
-    }
-
-    /// Stores a new refresh token, before the access token that came with it is used. Returns the recipe with it.
-    async fn store(&self, recipe: &MintRecipe, new: Secret) -> Result<Arc<MintRecipe>, MintError> {
-        let TokenGrant::RefreshToken { workspace, name, token } = &recipe.grant else {
-            return Err(MintError::lasting("the endpoint sent a refresh token that nobody asked for"));
-        };
-        if token.secret().expose() == new.expose() {
-            return Ok(Arc::new(recipe.clone()));
-        }
-        let (place, workspace, name) = (self.vault.clone(), workspace.clone(), name.clone());
-        let copy = Secret::new(new.expose().to_vec());
-        let stored = spawn_blocking(move || vault::vault(&place).set(&workspace, &name, copy)).await;
-        let stored = stored.map_err(|_| MintError::new("the vault cannot be written"))?;
-        stored.map_err(|error| {
-            MintError::new(format!("the new refresh token is lost: the vault cannot be written: {error}"))
-        })?;
-        Ok(Arc::new(recipe.with_refresh_token(new)))
+        read_answer(response, recipe, skew.applied_to(SystemTime::now())).await
     }
 
     /// Sends a request, with the time by the endpoint's clock.
@@ -136,7 +171,8 @@ impl TokenEndpoints {
     async fn send(&self, url: &HookUrl, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, MintError> {
         let HookUrl { host, port, is_tls, .. } = url;
         let address = ServerAddress { server: OwnServer::TokenEndpoint, host, port: *port, is_tls: *is_tls };
-        let unreachable = |error: io::Error| MintError::new(format!("the endpoint cannot be reached: {error}"));
+        let unreachable =
+            |error: io::Error| MintError::new(format!("the endpoint cannot be reached: {}", cause(&error)));
         let no_answer = || MintError::new("the endpoint did not answer in time");
         let opened = timeout(CONNECT_TIMEOUT, self.dialer.connect(&address)).await;
         let stream = opened.map_err(|_| no_answer())?.map_err(unreachable)?;
@@ -170,14 +206,81 @@ struct Connection {
     _driver: AbortOnDropHandle<hyper::Result<()>>,
 }
 
+/// Returns the cause in the proxy's own words: the text of a TLS error may have names of the server's certificate.
+fn cause(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::InvalidData => "the TLS handshake failed".to_owned(),
+        // The code of a refusal.
+        io::ErrorKind::Other => error.to_string(),
+        kind => kind.to_string(),
+    }
+}
+
+/// Returns the recipe with the token that its source has now: the endpoint, another process or another service may have
+/// replaced it.
+async fn with_current_token(recipe: &Arc<MintRecipe>) -> Result<Arc<MintRecipe>, MintError> {
+    let (token, stored, source) = match &recipe.grant {
+        TokenGrant::RefreshToken { token, stored } => (token, Some(stored.clone()), None),
+        TokenGrant::TokenExchange { subject_token, stored, source, .. } => {
+            (subject_token, stored.clone(), Some(source.clone()))
+        }
+        _ => return Ok(recipe.clone()),
+    };
+    let read = spawn_blocking(move || match (stored, source) {
+        (Some(StoredSecret { store, workspace, name }), _) => store.get(&workspace, &name).and_then(usable),
+        (None, Some(source)) => read_source(&source, &|name| std::env::var(name).ok()),
+        (None, None) => Err(SourceError::Missing("it has no source".to_owned())),
+    });
+    let read = read.await.map_err(|_| MintError::new("the token of the grant cannot be read"))?;
+    let read = match read {
+        // A variable of `exeat run` is not one of the daemon.
+        Err(_) if matches!(&recipe.grant, TokenGrant::TokenExchange { source: Source::Env(_), .. }) => {
+            return Ok(recipe.clone());
+        }
+        read => read.map_err(|error| MintError::lasting(format!("the token of the grant: {error}")))?,
+    };
+    let is_same = read.expose() == token.secret().expose();
+    Ok(if is_same { recipe.clone() } else { Arc::new(recipe.with_token(read)) })
+}
+
+/// Stores a new refresh token, before the access token that came with it is used.
+async fn store_refresh_token(in_use: &mut InUse, used: &MintRecipe, new: &Secret) -> Result<(), MintError> {
+    let copy = |secret: &Secret| Secret::new(secret.expose().to_vec());
+    let Some(old) = used.changing_token().map(|held| copy(held.secret())) else { return Ok(()) };
+    if old.expose() == new.expose() {
+        return Ok(());
+    }
+    let (place, kept) = (in_use.stored.clone(), Unsaved { old, new: copy(new) });
+    let stored = spawn_blocking(move || {
+        let stored = place.store.replace(&place.workspace, &place.name, &kept.old, &kept.new);
+        (stored, kept)
+    });
+    let (stored, kept) = stored.await.map_err(|_| MintError::new("the vault cannot be written"))?;
+    match stored {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(MintError::new("the refresh token in the vault was changed meanwhile")),
+        Err(error) => {
+            *in_use.unsaved = Some(kept);
+            Err(MintError::new(format!("the new refresh token cannot be stored: {error}")))
+        }
+    }
+}
+
 /// Reads the whole response.
 async fn read_answer(response: Response<Incoming>, recipe: &MintRecipe, now: SystemTime) -> Result<Answer, MintError> {
     let (head, body) = response.into_parts();
     let retry_after = retry_after(&head.headers);
-    let read = timeout(ANSWER_TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
+    let max = match recipe.grant {
+        TokenGrant::GithubInstallation { .. } => MAX_GITHUB_RESPONSE,
+        _ => MAX_RESPONSE,
+    };
+    let read = timeout(ANSWER_TIMEOUT, Limited::new(body, max).collect()).await;
     let read = read.map_err(|_| MintError::new("the endpoint did not answer in time"))?;
-    let body = read.map_err(|_| MintError::new("the answer is too long or incomplete"))?.to_bytes();
-    let body = Zeroizing::new(body.to_vec());
+    let body = read.map_err(|error| match error.is::<LengthLimitError>() {
+        true => MintError::lasting("the answer is too long"),
+        false => MintError::new("the answer is incomplete"),
+    })?;
+    let body = Zeroizing::new(body.to_bytes().to_vec());
     if !head.status.is_success() {
         let reason = match answer::registered_error(&body) {
             Some(error) => format!("the endpoint answered {}: {error}", head.status.as_u16()),
@@ -194,7 +297,7 @@ async fn read_answer(response: Response<Incoming>, recipe: &MintRecipe, now: Sys
     if !is_json {
         return Err(MintError::lasting("the answer is not JSON"));
     }
-    answer::parse(&body, recipe, now).map_err(MintError::lasting)
+    Ok(answer::parse(&body, recipe, now))
 }
 
 fn date(headers: &HeaderMap) -> Option<SystemTime> {

@@ -24,16 +24,16 @@ const TOKEN_EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 
 /// A form, as it is sent.
 #[derive(Default)]
-struct Form(Zeroizing<String>);
+struct Form(Zeroizing<Vec<u8>>);
 
 impl Form {
     fn add(&mut self, name: &str, value: &[u8]) {
         if !self.0.is_empty() {
-            self.0.push('&');
+            self.0.push(b'&');
         }
-        self.0.push_str(name);
-        self.0.push('=');
-        self.0.extend(percent_encode(value, NOT_IN_FORM));
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'=');
+        percent_encode(value, NOT_IN_FORM).for_each(|part| self.0.extend_from_slice(part.as_bytes()));
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn build(recipe: &MintRecipe, now: SystemTime) -> Result<Request<Full
             narrowed.insert("permissions".to_owned(), serde_json::Value::Object(permissions.collect()));
         }
         let body = serde_json::Value::Object(narrowed).to_string();
-        let authorization = Zeroizing::new(format!("Bearer {}", signed(assertion)?));
+        let authorization = Zeroizing::new(format!("Bearer {}", *signed(assertion)?));
         return request(recipe, ("application/vnd.github+json", "application/json"), Some(authorization), body.into());
     }
     let mut form = Form::default();
@@ -68,7 +68,7 @@ pub(super) fn build(recipe: &MintRecipe, now: SystemTime) -> Result<Request<Full
             form.add("grant_type", JWT_BEARER.as_bytes());
             form.add("assertion", signed(assertion)?.as_bytes());
         }
-        TokenGrant::TokenExchange { subject_token, subject_token_type } => {
+        TokenGrant::TokenExchange { subject_token, subject_token_type, .. } => {
             form.add("grant_type", TOKEN_EXCHANGE.as_bytes());
             form.add("subject_token", subject_token.secret().expose());
             form.add("subject_token_type", subject_token_type.as_bytes());
@@ -100,7 +100,7 @@ pub(super) fn build(recipe: &MintRecipe, now: SystemTime) -> Result<Request<Full
         }
     }
     let types = ("application/json", "application/x-www-form-urlencoded");
-    request(recipe, types, authorization, Bytes::from(form.0.as_bytes().to_vec()))
+    request(recipe, types, authorization, Bytes::from_owner(form.0))
 }
 
 fn request(

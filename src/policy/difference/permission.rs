@@ -108,7 +108,8 @@ impl Permission {
                 let part = |part: &Option<String>| part.clone().unwrap_or_else(|| "any".to_owned());
                 format!(" for {} in {}", part(&key.service), part(&key.region))
             });
-            let whole = how.map(|how| format!("{name} as {}{scope}, {how}", credential.auth()));
+            let minted = credential.recipe().map_or_else(String::new, |recipe| format!(" of {}", recipe.permissions()));
+            let whole = how.map(|how| format!("{name} as {}{scope}{minted}, {how}", credential.auth()));
             // `swap_in`, and the placeholder that is a text of the operator.
             let by_text = kind.is_some_and(Kind::takes_placeholders);
             let own = credential.auth().place();

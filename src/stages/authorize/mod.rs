@@ -78,12 +78,12 @@ pub struct Grant {
 struct ProtectedValues {
     /// The values that must not be sent.
     in_request: Arc<Matcher>,
-    /// The values of the task's own credentials.
-    own: Arc<Matcher>,
     /// The values that are redacted in the response.
     in_response: Arc<Matcher>,
-    /// The minted values that the destination may know.
+    /// The tokens that the destination may know.
     minted: Vec<Arc<MintedValue>>,
+    /// A hash of the values that only a new configuration changes.
+    fixed: [u8; 32],
     /// The limits for decoding a request body.
     decoding: DecodeLimits,
 }
@@ -107,28 +107,10 @@ pub(crate) struct RevocationCheck {
     credential: Option<CredentialName>,
     /// A person has approved the request.
     approved: bool,
-    /// The values that are scanned for during the exchange.
-    values: Option<ScannedValues>,
-}
-
-/// The values that an exchange without a limit is scanned for, from its start to its end.
-#[derive(Clone)]
-struct ScannedValues {
-    own: Arc<Matcher>,
-    /// The minted values among them that the destination may know.
+    /// The tokens that are searched for during the exchange, of those that the destination may know.
     minted: Vec<Arc<MintedValue>>,
-}
-
-impl ScannedValues {
-    /// Returns true if other values must be scanned for under a later policy. A token that was minted since matters only if
-    /// the destination may know it: others do not come back from there, and so cannot be sent either.
-    fn differ_from(&self, task: &Task, current: &Admitted, has_same_rules: bool) -> bool {
-        if has_same_rules {
-            let mut minted = task.credentials().minted_for(current.target.host());
-            return minted.any(|value| !self.minted.iter().any(|known| Arc::ptr_eq(known, value)));
-        }
-        !self.own.is_equivalent_to(task.own())
-    }
+    /// A hash of the other values, for an exchange without a limit.
+    fixed: Option<[u8; 32]>,
 }
 
 impl RevocationCheck {
@@ -142,10 +124,16 @@ impl RevocationCheck {
         self.admitted.caller.facts().expires_at
     }
 
-    /// Adds the values of a grant, which are scanned for during the exchange. The exchange ends if they change.
+    /// Adds the values of a grant, for an exchange that may go on for long. It ends if they change.
     pub(super) fn with_values_of(self, grant: &Grant) -> Self {
-        let ProtectedValues { own, minted, .. } = &grant.values;
-        Self { values: Some(ScannedValues { own: own.clone(), minted: minted.clone() }), ..self }
+        Self { fixed: Some(grant.values.fixed), ..self }
+    }
+
+    /// Returns true if the destination may be sent a token that is not searched for in this exchange. It could come back.
+    fn misses_token(&self, task: &Task) -> bool {
+        let credentials = task.credentials().minted_for(self.admitted.target.host());
+        let mut sent = credentials.filter_map(|credential| credential.minted_value());
+        sent.any(|sent| !self.minted.iter().any(|known| known.is_same_as(sent)))
     }
 
     /// Marks the exchange as approved by a person, so that later policies do not require another approval.
@@ -163,6 +151,11 @@ impl RevocationCheck {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
         }
+        if self.admitted.rules_generation == policy.rules_generation() {
+            // Only tokens have been minted since.
+            let task = task(policy, &self.admitted.caller)?;
+            return if self.misses_token(task) { Err(Fail::Draining.into()) } else { Ok(None) };
+        }
         let current = destination_again(policy, &self.admitted)?;
         let task = task(policy, &current.caller)?;
         let matched = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
@@ -179,8 +172,8 @@ impl RevocationCheck {
                 return Err(Deny::CredentialNotBound.into());
             }
         }
-        let has_same_rules = self.admitted.rules_generation == policy.rules_generation();
-        if self.values.as_ref().is_some_and(|values| values.differ_from(task, &current, has_same_rules)) {
+        let has_other_values = self.fixed.is_some_and(|fixed| fixed != task.credentials().fixed_values());
+        if has_other_values || self.misses_token(task) {
             // The client may retry. The new request is then scanned for the new values.
             return Err(Fail::Draining.into());
         }
@@ -227,10 +220,10 @@ impl Admitted {
         }
     }
 
-    /// Returns the generation of the policy that admitted the destination.
+    /// Returns the generation of the rules that admitted the destination.
     #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
+    pub fn rules_generation(&self) -> u64 {
+        self.rules_generation
     }
 }
 
@@ -283,7 +276,8 @@ impl Grant {
             path: self.path.clone(),
             credential: self.selected_credential().map(|chosen| chosen.credential.name().clone()),
             approved: false,
-            values: None,
+            minted: self.values.minted.clone(),
+            fixed: None,
         }
     }
 
@@ -457,7 +451,7 @@ pub fn renew(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record
 fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     let kind = Kind::of(&parts.headers)?;
     let asked = AccessKind::Request(kind);
-    let known = admitted.generation == policy.generation() && admitted.access == asked;
+    let known = admitted.rules_generation == policy.rules_generation() && admitted.access == asked;
     let current =
         if known { admitted.clone() } else { admit(policy, &admitted.caller, admitted.target.clone(), asked)? };
     let task = task(policy, &current.caller)?;
@@ -472,7 +466,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     };
     let by_tool = kind.tool().is_some_and(|tool| !tool.admits_any_method());
     let is_restricted = matched.is_restricted || by_tool;
-    let admitted = Admitted { allowed: matched.allowed, ..current };
+    let admitted = Admitted { allowed: matched.allowed, generation: policy.generation(), ..current };
     record.rule(admitted.allowed.rule());
     let marks = credential::placeholder_syntax(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);
@@ -482,8 +476,8 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     let reserved = admitted.allowed.required().next().is_some().then(places);
     let values = ProtectedValues {
         in_request: task.values().clone(),
-        own: task.own().clone(),
-        minted: task.credentials().minted_for(to.0.host()).cloned().collect(),
+        minted: task.credentials().minted_for(to.0.host()).flat_map(|one| one.minted_values()).cloned().collect(),
+        fixed: task.credentials().fixed_values(),
         in_response: task.credentials().masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
         decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: Some(policy.leak().max_ratio()) },
     };

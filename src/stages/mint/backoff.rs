@@ -1,4 +1,4 @@
-//! The wait after failed attempts to mint a token.
+//! The waits after failed attempts to mint a token, and after tokens that were rejected.
 
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,44 @@ impl Backoff {
         self.failures = self.failures.saturating_add(1);
         // Up to a quarter longer, so that several proxies do not come back at once.
         self.until = Instant::now().checked_add(wait.mul_f64(1.0 + random_share() / 4.0));
+    }
+}
+
+/// The shortest time between two tokens that are replaced because an origin rejected them. It doubles each time.
+const FIRST_REPLACEMENT: Duration = Duration::from_secs(60);
+/// The longest such time.
+const MAX_REPLACEMENT: Duration = Duration::from_secs(3600);
+
+/// The tokens that origins have rejected. A client can cause a rejection by other means than a token that is not valid.
+#[derive(Default)]
+pub(super) struct Rejections {
+    /// The token that was rejected last, by the time at which it was minted.
+    rejected: Option<Instant>,
+    /// The time at which that was noted, and how many have been before.
+    noted: Option<(Instant, u32)>,
+}
+
+impl Rejections {
+    /// Notes that a token was rejected, unless another one was a short time ago.
+    pub(super) fn note(&mut self, minted: Instant) {
+        let now = Instant::now();
+        let before = match self.noted {
+            None => 0,
+            Some((at, _)) if now.saturating_duration_since(at) > MAX_REPLACEMENT.saturating_mul(2) => 0,
+            Some((at, before)) => {
+                let interval = FIRST_REPLACEMENT.saturating_mul(2_u32.saturating_pow(before.min(16)));
+                if now.saturating_duration_since(at) < interval.min(MAX_REPLACEMENT) {
+                    return;
+                }
+                before.saturating_add(1)
+            }
+        };
+        (self.rejected, self.noted) = (Some(minted), Some((now, before)));
+    }
+
+    /// Returns true if the token with this time was rejected.
+    pub(super) fn is_of(&self, minted: Instant) -> bool {
+        self.rejected == Some(minted)
     }
 }
 
@@ -67,6 +105,17 @@ mod tests {
         for (failures, asked, is_lasting, want) in rows {
             assert_eq!(wait(failures, asked.map(seconds), is_lasting), seconds(want), "{failures} {asked:?}");
         }
+        let mut rejections = Rejections::default();
+        let (first, second) = (Instant::now(), Instant::now() + seconds(1));
+        rejections.note(first);
+        rejections.note(second);
+        assert!(rejections.is_of(first) && !rejections.is_of(second), "once a minute");
+        rejections.noted = rejections.noted.and_then(|(at, before)| Some((at.checked_sub(seconds(61))?, before)));
+        rejections.note(second);
+        assert!(rejections.is_of(second));
+        rejections.noted = rejections.noted.and_then(|(at, before)| Some((at.checked_sub(seconds(61))?, before)));
+        rejections.note(first);
+        assert!(rejections.is_of(second), "then once in two minutes");
         let mut backoff = Backoff::default();
         assert!(!backoff.is_waiting());
         backoff.failed(None, false);

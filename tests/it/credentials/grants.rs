@@ -189,18 +189,22 @@ async fn a_refresh_token_is_replaced_in_the_vault_before_the_token_is_used() {
             return answer(400, &json!({ "error": "invalid_grant" }));
         }
         let body =
-            json!({ "access_token": token(n), "token_type": "bearer", "expires_in": 1, "refresh_token": new(n) });
+            json!({ "access_token": token(n), "token_type": "bearer", "expires_in": 3, "refresh_token": new(n) });
         answer(200, &body)
     };
-    let credential = "auth_type = \"oauth2_refresh_token\"\ntoken_url = \"LOGIN/token\"\nclient_id = \"app\"\nrefresh_token = \"secret:REFRESH\"";
-    let minted = start(credential, &[], script).await;
-    while minted.server.asked().len() < 3 {
-        assert_eq!(minted.get().await, 200, "{}", minted.reason().await);
-        let stored = vault(minted.lab.dir.path()).get("default", "REFRESH").unwrap().unwrap();
-        assert_ne!(stored.expose(), REFRESH.as_bytes(), "stored before the first token was used");
+    let minted = start(REFRESHED, &[], script).await;
+    assert_eq!(minted.get().await, 200, "{}", minted.reason().await);
+    let stored = || vault(minted.lab.dir.path()).get("default", "REFRESH").unwrap().unwrap();
+    assert_eq!(stored().expose(), new(0).as_bytes(), "stored before the first token was used");
+    // Tokens of a short life are fetched with increasing intervals.
+    while stored().expose() != new(1).as_bytes() {
+        let _ = minted.get().await;
+    }
+    while minted.post(&new(1)).await != 403 {}
+    for earlier in [REFRESH, &new(0)] {
+        assert_eq!(minted.post(earlier).await, 403, "it may still be valid");
     }
     assert_eq!(minted.server.asked()[0].parameter("client_id").unwrap(), "app");
-    assert_eq!(minted.post(&new(minted.server.asked().len() - 1)).await, 403);
     // A new process goes on with the stored one.
     let lab = minted.lab.restarted().await;
     let minted = Minted { lab, ..minted };
@@ -212,8 +216,7 @@ async fn a_refresh_token_is_replaced_in_the_vault_before_the_token_is_used() {
 #[tokio::test]
 async fn a_refresh_token_of_another_process_is_found_in_the_vault() {
     let other = "rt-other-Kq2mZv9LpW4sVt6eRRu8YbN3cHd5";
-    let credential = "auth_type = \"oauth2_refresh_token\"\ntoken_url = \"LOGIN/token\"\nclient_id = \"app\"\nrefresh_token = \"secret:REFRESH\"";
-    let minted = start(credential, &[], move |asked, n| {
+    let minted = start(REFRESHED, &[], move |asked, n| {
         if asked.parameter("refresh_token").unwrap() == other {
             issue(n, 3600)
         } else {
@@ -301,7 +304,7 @@ async fn github_google_and_microsoft_get_their_own_requests() {
     assert_eq!((claims.get("sub"), asked.parameter("scope")), (None, None));
     assert_eq!(minted.post(&key.pem).await, 403);
 
-    let azure = "auth_type = \"azure_client_credentials\"\ntoken_url = \"LOGIN/t/oauth2/v2.0/token\"\ntenant = \"t\"\nclient_id = \"app\"\nclient_secret = \"file:secret\"\nscope = \"https://graph.microsoft.com/.default\"";
+    let azure = "auth_type = \"azure_client_credentials\"\ntoken_url = \"LOGIN/t/oauth2/v2.0/token\"\nclient_id = \"app\"\nclient_secret = \"file:secret\"\nscope = \"https://graph.microsoft.com/.default\"";
     let minted = start(azure, &[("secret", SECRET)], |_, n| issue(n, 3599)).await;
     assert_eq!(minted.get().await, 200, "{}", minted.reason().await);
     let asked = &minted.server.asked()[0];
@@ -353,4 +356,90 @@ async fn an_unreachable_endpoint_and_an_unusable_key_are_reported() {
     let minted = start(signed, &[("key.pem", pem)], |_, n| issue(n, 60)).await;
     assert_eq!(minted.get().await, 503);
     assert!(minted.reason().await.contains("private key"), "{}", minted.reason().await);
+}
+
+const REFRESHED: &str = "auth_type = \"oauth2_refresh_token\"\ntoken_url = \"LOGIN/token\"\nclient_id = \"app\"\nrefresh_token = \"secret:REFRESH\"";
+
+/// A server revokes a refresh token that is sent twice.
+#[tokio::test]
+async fn credentials_with_one_refresh_token_send_it_one_after_the_other() {
+    let new = |n: usize| format!("rt-{n}-Kq2mZv9LpW4sVt6eRRu8YbN3cHd5");
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let server = TokenServer::start(&builder, "login.test", move |asked, n| {
+        let want = if n == 0 { REFRESH.to_owned() } else { new(n - 1) };
+        if asked.parameter("refresh_token").unwrap() != want {
+            return answer(400, &json!({ "error": "invalid_grant" }));
+        }
+        let body =
+            json!({ "access_token": token(n), "token_type": "Bearer", "expires_in": 3600, "refresh_token": new(n) });
+        answer(200, &body)
+    })
+    .await;
+    store(builder.dir.path(), "REFRESH", REFRESH);
+    let text = configuration(&origin, &server, &format!("{REFRESHED}\nscope = \"a\""));
+    let other = format!("[credentials.D]\ndomains = [\"api.test\"]\n{REFRESHED}\nscope = \"b\"\n[tasks.t]");
+    let other = other.replace("LOGIN", &format!("https://login.test:{}", server.port));
+    let text = text.replace("[tasks.t]", &other).replace("[\"C\"]", "[\"C\", \"D\"]");
+    let minted = Minted { lab: builder.proxy(&text).await, origin, server };
+    let url = format!("https://api.test:{}/", minted.origin.port());
+    let get = |name: &'static str| {
+        let (lab, url) = (&minted.lab, &url);
+        async move { lab.by(Way::TunnelH1, "GET", url, &[("exeat-credential", name)], "").await.status.as_u16() }
+    };
+    let both = futures_util::future::join_all((0..10).map(|n| get(if n % 2 == 0 { "C" } else { "D" }))).await;
+    assert!(both.iter().all(|status| *status == 200), "{both:?}: {}", minted.reason().await);
+    assert_eq!(minted.server.asked().len(), 2);
+}
+
+#[tokio::test]
+async fn a_new_refresh_token_is_kept_although_the_access_token_is_of_no_use() {
+    let new = "rt-new-Kq2mZv9LpW4sVt6eRRu8YbN3cHd5";
+    let minted = start(REFRESHED, &[], move |_, n| {
+        answer(200, &json!({ "access_token": token(n), "expires_in": 3600, "refresh_token": new }))
+    })
+    .await;
+    assert_eq!(minted.get().await, 503);
+    let stored = vault(minted.lab.dir.path()).get("default", "REFRESH").unwrap().unwrap();
+    assert_eq!(stored.expose(), new.as_bytes());
+    for token in [new, REFRESH] {
+        assert_eq!(minted.post(token).await, 403, "it is searched for");
+    }
+}
+
+#[tokio::test]
+async fn a_refresh_token_that_the_operator_sets_is_not_overwritten() {
+    let minted = start(REFRESHED, &[], |_, n| {
+        let body = json!({ "access_token": token(n), "token_type": "Bearer", "expires_in": 3600,
+                           "refresh_token": "rt-new-Kq2mZv9LpW4sVt6eRRu8YbN3cHd5" });
+        answer(200, &body)
+    })
+    .await;
+    minted.server.close();
+    let change = async {
+        crate::lab::wait_until("the request", || minted.server.arrived() > 0).await;
+        store(minted.lab.dir.path(), "REFRESH", "rt-of-the-operator-9LpW4sVt6eRRu8");
+        minted.server.open();
+    };
+    let (status, ()) = tokio::join!(minted.get(), change);
+    assert_eq!(status, 503);
+    assert!(minted.reason().await.contains("was changed meanwhile"), "{}", minted.reason().await);
+    let stored = vault(minted.lab.dir.path()).get("default", "REFRESH").unwrap().unwrap();
+    assert_eq!(stored.expose(), b"rt-of-the-operator-9LpW4sVt6eRRu8");
+    assert!(minted.origin.seen().is_empty());
+}
+
+/// The token of another service is renewed in its file.
+#[tokio::test]
+async fn an_exchanged_token_is_read_for_each_request() {
+    let exchange =
+        "auth_type = \"oauth2_token_exchange\"\ntoken_url = \"LOGIN/token\"\nsubject_token = \"file:subject\"";
+    let minted = start(exchange, &[("subject", REFRESH)], |_, n| issue(n, 3600)).await;
+    let later = "st-later-Kq2mZv9LpW4sVt6eRRu8YbN3cHd5";
+    fs::write(minted.lab.dir.path().join("subject"), later).unwrap();
+    assert_eq!(minted.get().await, 200, "{}", minted.reason().await);
+    assert_eq!(minted.server.asked()[0].parameter("subject_token").unwrap(), later);
+    for token in [later, REFRESH] {
+        assert_eq!(minted.post(token).await, 403, "it is searched for");
+    }
 }

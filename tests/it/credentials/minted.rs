@@ -10,7 +10,9 @@ use http::Response;
 use serde_json::{Value, json};
 
 use super::token_server::{Asked, TokenServer, issue, json as answer, token};
-use crate::lab::client::Way;
+use tokio::io::AsyncWriteExt;
+
+use crate::lab::client::{Way, auth, read_head, read_to_end};
 use crate::lab::{Lab, LabBuilder, Origin, wait_until};
 
 const SECRET: &str = "gHx7Kq2mZv9LpW4sVt6eRRu8";
@@ -215,7 +217,7 @@ async fn a_slow_endpoint_delays_a_request_by_its_timeout_only() {
 
 #[tokio::test]
 async fn a_token_is_renewed_before_its_end_without_a_wait() {
-    let minted = lab_with("", "", |_, n| issue(n, if n == 0 { 2 } else { 3600 })).await;
+    let minted = lab_with("", "", |_, n| issue(n, if n == 0 { 5 } else { 3600 })).await;
     assert_eq!(minted.get("/").await.status, 200);
     minted.server.close();
     // Requests go on with the first token while the second one is fetched.
@@ -267,4 +269,40 @@ async fn a_reload_keeps_the_token_of_an_unchanged_credential() {
     assert_eq!(minted.server.asked().len(), 2);
     let reply = minted.lab.by(Way::TunnelH1, "POST", &minted.url("/"), &[], &token(0)).await;
     reply.assert_refused(403, "leak_detected");
+}
+
+#[tokio::test]
+async fn a_corrected_configuration_is_tried_at_once() {
+    let minted = lab_with("scope = \"wrong\"", "", |asked, n| match asked.parameter("scope").unwrap() == "right" {
+        true => issue(n, 3600),
+        false => answer(400, &json!({ "error": "invalid_scope" })),
+    })
+    .await;
+    minted.get("/").await.assert_refused(503, "credential_unavailable");
+    minted.lab.reload(&configuration(&minted.origin, &minted.server, "scope = \"right\"", ""));
+    assert_eq!(minted.get("/").await.status, 200);
+}
+
+/// The token could come back in it, and is not searched for there.
+#[tokio::test]
+async fn a_response_that_began_before_the_first_token_ends_with_it() {
+    let minted = lab_with("", "", |_, n| if n == 0 { answer(500, &json!({})) } else { issue(n, 3600) }).await;
+    let url = minted.url("/stall-body");
+    let mut before = minted.lab.connect().await;
+    let head = format!(
+        "GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {}\r\n\r\n",
+        minted.origin.port(),
+        auth()
+    );
+    before.write_all(head.as_bytes()).await.unwrap();
+    assert!(read_head(&mut before).await.contains("200"));
+    while minted.get("/").await.status != 200 {}
+    read_to_end(&mut before).await;
+    assert_eq!(minted.lab.audit().await.iter().filter(|line| line["code"] == "draining").count(), 1);
+    // One that begins now knows the token.
+    let mut after = minted.lab.connect().await;
+    after.write_all(head.as_bytes()).await.unwrap();
+    assert!(read_head(&mut after).await.contains("200"));
+    assert_eq!(minted.get("/").await.status, 200);
+    assert_eq!(minted.lab.audit().await.iter().filter(|line| line["code"] == "draining").count(), 1);
 }

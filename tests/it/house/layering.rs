@@ -130,6 +130,7 @@ fn restricted_operations_stay_in_their_files() {
                 "src/daemon/admin_tokens.rs",
                 "src/daemon/approval_notifier.rs",
                 "src/daemon/http_sender.rs",
+                "src/daemon/token_endpoint/answer.rs",
                 "src/daemon/token_endpoint/assertion.rs",
                 "src/daemon/token_endpoint/mod.rs",
                 "src/daemon/token_endpoint/request.rs",

@@ -289,7 +289,8 @@ async fn start_hosts(more: &str) -> Hosts {
     let plain = Origin::http().await;
     let (stranger, (garbage, _)) =
         (untrusted_origin("api.test").await.port(), origin::raw_tls(&builder, "api.test", b"no HTTP").await);
-    for name in ["only.test", "locked.test", "plain.test"] {
+    std::fs::write(builder.dir.path().join("client-secret"), "Kq2mZv9LpW4sVt6eRRu8YbN3").unwrap();
+    for name in ["only.test", "locked.test", "minted.test", "plain.test"] {
         builder.dns.set(name, &["127.0.0.1"]);
     }
     builder.dns.set("inside.test", &["10.0.0.7"]);
@@ -310,13 +311,15 @@ async fn start_hosts(more: &str) -> Hosts {
     let ports = format!("ports = [{port}, {closed}, {full}, {stranger}, {garbage}, LOOP]");
     let text = format!(
         "[leak]\nmax_finds = 1_000_000\n[plans.p]\nmax_request_bytes = 2000\nmax_response_bytes = 5000\non_oversize = \"refuse\"\n\
-         [integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\", \"*.gone.test\"]\n{ports}\n\
+         [integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\", \"minted.test\", \"*.gone.test\"]\n{ports}\n\
          [integrations.only]\nallowed_domains = [\"only.test\"]\nports = [{port}]\nmethods = [\"GET\"]\n\
          paths = [\"/only/*\"]\n\
          [integrations.locked]\nallowed_domains = [\"locked.test\"]\nports = [{port}]\nrequire_credential = \"KEY\"\n\
          [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\", \"locked.test\"]\n\
-         [tasks.t]\nintegrations = [\"api\", \"only\", \"locked\", \"plain\"WEBHOOK]\ncredentials = [\"KEY\"]\nplan = \"p\"\n\
+         [credentials.MINTED]\nauth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://api.test:{closed}/\"\n\
+         client_id = \"c\"\nclient_secret = \"file:client-secret\"\ndomains = [\"minted.test\"]\n\
+         [tasks.t]\nintegrations = [\"api\", \"only\", \"locked\", \"plain\"WEBHOOK]\ncredentials = [\"KEY\", \"MINTED\"]\nplan = \"p\"\n\
          tools = [\"api_call\", \"http_get\", \"http_request\", \"webhook\"]\n",
         plain.port(),
     );
@@ -352,6 +355,7 @@ fn rows(yard: &Hosts) -> Vec<(&'static str, Call)> {
         ("target_malformed", get("https://2130706433/".to_owned())),
         ("target_malformed", get(format!("https://user@api.test:{port}/"))),
         ("scheme_not_allowed", get(format!("http://plain.test:{}/", yard.plain.port()))),
+        ("credential_unavailable", api("MINTED", at("minted.test", "/"))),
         ("credential_unknown", api("OTHER", at("api.test", "/"))),
         ("credential_not_bound", api("KEY", at("only.test", "/only/x"))),
         ("credential_required", get(at("locked.test", "/"))),
@@ -583,13 +587,14 @@ async fn overload_is_reported_on_every_way() {
 }
 
 /// The codes that the table above checks for every way.
-const TESTED_ABOVE: [&str; 24] = [
+const TESTED_ABOVE: [&str; 25] = [
     "address_not_allowed",
     "connect_failed",
     "connect_timed_out",
     "content_coding_unsupported",
     "credential_not_bound",
     "credential_required",
+    "credential_unavailable",
     "credential_unknown",
     "host_not_allowed",
     "leak_detected",

@@ -636,13 +636,19 @@ async fn a_new_token_ends_the_relays_to_its_hosts() {
     let builder = LabBuilder::new().await;
     let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
     let crm = builder.origin("crm.test").await;
-    let login = TokenServer::start(&builder, "login.test", |_, n| token_server::issue(n, 3600)).await;
+    let login = TokenServer::start(&builder, "login.test", |asked, n| match asked.parameter("scope") {
+        // The first request of this credential fails.
+        Some(_) if n == 0 => token_server::json(500, &serde_json::json!({})),
+        _ => token_server::issue(n, 3600),
+    })
+    .await;
     std::fs::write(builder.dir.path().join("secret"), KEY).unwrap();
     let credential = |name: &str, host: &str| {
         format!(
             "[credentials.{name}]\nauth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://login.test:{}/\"\n\
-             client_id = \"{name}\"\nclient_secret = \"file:secret\"\ndomains = [\"{host}\"]\n",
-            login.port
+             client_id = \"me\"\n{}client_secret = \"file:secret\"\ndomains = [\"{host}\"]\n",
+            login.port,
+            if name == "CHAT" { "scope = \"chat\"\n" } else { "" }
         )
     };
     let text = format!(
@@ -660,10 +666,17 @@ async fn a_new_token_ends_the_relays_to_its_hosts() {
     assert_eq!(reply.status, 200);
     before.send(Message::text("still open")).await.unwrap();
     assert_eq!(next(&mut before).await.unwrap().unwrap(), Message::text("still open"));
-    let mut with_token = lab.socket(echo.port, &[("exeat-credential", "CHAT")]).await;
+    let uri = format!("wss://api.test:{}/ws", echo.port);
+    let mut with_token = loop {
+        let tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
+        // Refused while the endpoint is not asked again.
+        if let Ok((socket, _)) = client_async(ask(&uri, &[("exeat-credential", "CHAT")]), tls).await {
+            break socket;
+        }
+    };
     assert_eq!(closed_with(&mut before).await, Some(1001));
     chat(&mut with_token).await;
-    assert_eq!(login.asked().len(), 2);
+    assert_eq!(login.asked().len(), 3);
 }
 
 /// All sockets are open at once, and each is served.

@@ -40,7 +40,7 @@ async fn the_commands_that_follow_work() {
     let explained = exeat(dir.path(), &["explain", "-c", "exeat.toml", "--task", "agent", "https://api.openai.com/"]);
     let explained = text(&{ explained }.output().unwrap().stdout);
     assert!(
-        explained.contains("OPENAI_API_KEY would be sent in the field or parameter of its placeholder"),
+        explained.contains("OPENAI_API_KEY would be sent as `Authorization: Bearer …`, by name or placeholder"),
         "{explained}"
     );
     // Instead of a free port, `env` needs the one that clients use.
