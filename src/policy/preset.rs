@@ -195,6 +195,13 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_names_every_preset() {
+        let page = include_str!("../../docs/configuration.md");
+        let names = PRESETS.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        assert!(page.contains(&format!("The names: {names}.")), "{names}");
+    }
+
+    #[test]
     fn keys_beside_a_preset_take_precedence_and_unknown_presets_are_reported() {
         let text = "[integrations.x]\npreset = \"github\"\nmethods = [\"GET\"]\nallowed_domains = [\"api.github.com\"]\n\
                     [tasks.t]\ntoken = \"env:T\"\nintegrations = [\"x\"]\n";

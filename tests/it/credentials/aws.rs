@@ -275,7 +275,7 @@ async fn boto3_needs_no_key() {
     let key = run(&["setup", &moto_port.to_string()], &[]).await;
     let builder = LabBuilder::new().await;
     builder.dns.set("aws.test", &["127.0.0.1"]);
-    let port = tls_before(&builder, moto_port).await;
+    let port = tls_before(&builder, "aws.test", moto_port).await;
     fs::write(builder.dir.path().join("secret"), key["secret"].as_str().unwrap()).unwrap();
     let text = format!(
         "[integrations.aws]\nallowed_domains = [\"aws.test\"]\nports = [{port}]\n\
@@ -303,9 +303,10 @@ async fn boto3_needs_no_key() {
     assert!(!lines.iter().any(|line| line["event"] == "refused"), "{lines:#?}");
 }
 
-/// Terminates TLS for `aws.test` before a port. Returns the port with TLS.
-async fn tls_before(builder: &LabBuilder, port: u16) -> u16 {
-    let mut config = builder.server_config("aws.test").as_ref().clone();
+/// Terminates TLS for a name before a port. Returns the port with TLS.
+pub async fn tls_before(builder: &LabBuilder, name: &str, port: u16) -> u16 {
+    builder.dns.set(name, &["127.0.0.1"]);
+    let mut config = builder.server_config(name).as_ref().clone();
     config.alpn_protocols.clear();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

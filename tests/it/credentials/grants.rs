@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::encoding::{AsDer, Pkcs8V1Der};
@@ -18,6 +19,11 @@ use exeat::model::secret::Secret;
 use http::Response;
 use serde_json::{Value, json};
 
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::aws::tls_before;
 use super::token_server::{Asked, TokenServer, issue, json as answer, token};
 use crate::lab::client::Way;
 use crate::lab::{Lab, LabBuilder, Origin};
@@ -441,5 +447,66 @@ async fn an_exchanged_token_is_read_for_each_request() {
     assert_eq!(minted.server.asked()[0].parameter("subject_token").unwrap(), later);
     for token in [later, REFRESH] {
         assert_eq!(minted.post(token).await, 403, "it is searched for");
+    }
+}
+
+/// A certified provider accepts what is sent, and rotates refresh tokens: one that is sent twice ends its grant.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs oidc-provider for node, in EXEAT_TEST_CLIENTS"]
+async fn oidc_provider_accepts_each_client() {
+    let clients = crate::clients::clients().expect("EXEAT_TEST_CLIENTS names a folder with oidc-provider");
+    let builder = LabBuilder::new().await;
+    let key = Key::rsa();
+    let pem = builder.dir.path().join("key.pem");
+    fs::write(&pem, &key.pem).unwrap();
+    fs::write(builder.dir.path().join("secret"), SECRET).unwrap();
+    let mut provider = Command::new("node")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/credentials/oidc.mjs"))
+        .arg(&clients)
+        .env("PATH", format!("{}:{}", clients.join("bin").display(), std::env::var("PATH").unwrap()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(provider.stdout.take().unwrap()).lines();
+    let mut line = async || timeout(Duration::from_secs(30), lines.next_line()).await.unwrap().unwrap().unwrap();
+    let port = line().await.parse().unwrap();
+    let (login, api) = (tls_before(&builder, "login.test", port).await, tls_before(&builder, "api.test", port).await);
+    let issuer = format!("https://login.test:{login}");
+    let mut input = provider.stdin.take().unwrap();
+    input.write_all(format!("{issuer}\n{}\n", pem.display()).as_bytes()).await.unwrap();
+    store(builder.dir.path(), "REFRESH", &line().await);
+
+    let machine = |name: &str, more: &str| {
+        format!(
+            "[credentials.{name}]\ndomains = [\"api.test\"]\nauth_type = \"oauth2_client_credentials\"\nscope = \"api\"\n\
+             token_url = \"{issuer}/token\"\nclient_id = \"{name}\"\n{more}\n"
+        )
+    };
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{api}]\n{}{}{}\
+         [credentials.app]\ndomains = [\"api.test\"]\nauth_type = \"oauth2_refresh_token\"\ntoken_url = \"{issuer}/token\"\n\
+         client_id = \"app\"\nclient_secret = \"file:secret\"\nrefresh_token = \"secret:REFRESH\"\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"basic\", \"post\", \"signed\", \"app\"]\n",
+        machine("basic", "client_secret = \"file:secret\""),
+        machine("post", "client_secret = \"file:secret\"\nclient_auth = \"client_secret_post\""),
+        machine("signed", &format!("private_key = \"file:key.pem\"\nassertion_audience = \"{issuer}\"")),
+    );
+    let mut lab = builder.proxy(&text).await;
+    let url = |path: &str| format!("https://api.test:{api}{path}");
+    for round in 0..3 {
+        for name in ["basic", "post", "signed", "app"] {
+            let named = [("exeat-credential", name)];
+            let reply = lab.by(Way::TunnelH1, "GET", &url("/resource"), &named, "").await;
+            let log = fs::read_to_string(lab.audit_file()).unwrap();
+            assert_eq!((reply.status.as_u16(), reply.text()), (200, name), "round {round}: {log}");
+            // The token is revoked at the provider: one request fails, and the next one has another token.
+            assert_eq!(lab.by(Way::TunnelH1, "GET", &url("/revoke"), &named, "").await.status, 200);
+            assert_eq!(lab.by(Way::TunnelH1, "GET", &url("/resource"), &named, "").await.status, 401);
+            assert_eq!(lab.by(Way::TunnelH1, "GET", &url("/resource"), &named, "").await.status, 200);
+        }
+        lab = lab.restarted().await;
     }
 }
