@@ -72,6 +72,8 @@ pub enum Placement {
     Field(HeaderName),
     /// A query parameter.
     Parameter(String),
+    /// A segment of the path, of which the value may be a part.
+    Path,
 }
 
 /// A destination that a credential may be sent to.
@@ -125,12 +127,22 @@ impl Placement {
                 let ours = name.as_str().starts_with(wire::PREFIX) || name.as_str().starts_with("proxy-");
                 !ours && !RESERVED_FIELDS.contains(name)
             }
+            // Only where `swap_in` says so: it is part of the resource's name.
+            Self::Path => false,
             Self::Parameter(name) => {
                 (1..=64).contains(&name.len())
                     && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.[]".contains(&b))
             }
         }
     }
+}
+
+/// Returns true for a value that every server reads as a part of one segment. An escaped slash or dot segment may be decoded
+/// before the path is split.
+#[must_use]
+pub fn fits_path(value: &[u8]) -> bool {
+    let fits = |byte: &u8| byte.is_ascii_graphic() && !b"/\\%?#;".contains(byte);
+    !value.is_empty() && value.iter().all(fits) && !value.iter().all(|byte| *byte == b'.')
 }
 
 /// Fields that the proxy reads, removes or writes.
@@ -156,6 +168,7 @@ impl std::fmt::Display for Placement {
         match self {
             Self::Field(name) => write!(f, "header:{name}"),
             Self::Parameter(name) => write!(f, "query:{name}"),
+            Self::Path => f.write_str("path"),
         }
     }
 }
@@ -420,4 +433,19 @@ pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
     credentials.flat_map(|credential| credential.strong_terms())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_a_server_could_split_do_not_fit_a_path() {
+        for value in ["7216504398:AAHq-2_m", "a.b", "a=b@c"] {
+            assert!(fits_path(value.as_bytes()), "{value}");
+        }
+        for value in ["a/b", "a\\b", "a%2Fb", "a?b", "a#b", "a;b", "a b", "", ".", "..", "ä", "a\n"] {
+            assert!(!fits_path(value.as_bytes()), "{value}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use http::HeaderName;
 use toml::Value;
 
 use super::aws::{self, AwsKey};
-use super::credential::{Auth, Binding, Credential, Placement};
+use super::credential::{Auth, Binding, Credential, Placement, fits_path};
 use super::mint::{Minting, StoredSecret};
 use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
@@ -251,7 +251,7 @@ impl RawCredential {
                 findings.problem(
                     format!("{}[{i}]", at("swap_in")),
                     format!("{place:?} is not a place for a placeholder"),
-                    "\"header:NAME\" or \"query:NAME\"",
+                    "\"header:NAME\", \"query:NAME\" or \"path\"",
                 );
             }
         }
@@ -483,6 +483,14 @@ impl RawCredential {
             );
             return None;
         }
+        if self.swap_in.iter().any(|place| place == "path") && !fits_path(value.expose()) {
+            findings.problem(
+                &at,
+                "the value has a character that a path cannot carry unambiguously, such as a slash",
+                "a value without /, \\, %, ?, # and blanks, or no swap_in = [\"path\"]",
+            );
+            return None;
+        }
         let starts_with = |scheme: &str| {
             let start = value.expose().get(..scheme.len());
             start.is_some_and(|start| start.eq_ignore_ascii_case(scheme.as_bytes()))
@@ -625,8 +633,11 @@ fn field(name: &str) -> Option<HeaderName> {
     Placement::Field(name.clone()).can_hold_credential().then_some(name)
 }
 
-/// Parses `header:NAME` or `query:NAME`.
+/// Parses `header:NAME`, `query:NAME` or `path`.
 fn placement(place: &str) -> Option<Placement> {
+    if place == "path" {
+        return Some(Placement::Path);
+    }
     match place.split_once(':')? {
         ("header", name) => field(name).map(Placement::Field),
         ("query", name) => is_parameter(name).then(|| Placement::Parameter(name.to_owned())),

@@ -86,7 +86,7 @@ fn without_replaced(query: &str, chosen: &SelectedCredential) -> String {
 fn parameter(place: Placement) -> Option<String> {
     match place {
         Placement::Parameter(name) => Some(name),
-        Placement::Field(_) => None,
+        Placement::Field(_) | Placement::Path => None,
     }
 }
 
@@ -165,6 +165,11 @@ impl DigestWriter {
                 Placement::Parameter(name) => {
                     self.optional(None::<&str>);
                     self.part(name);
+                }
+                // Neither a field nor a parameter has this name.
+                Placement::Path => {
+                    self.optional(None::<&str>);
+                    self.part("/");
                 }
             }
             self.part(before);

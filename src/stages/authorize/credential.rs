@@ -11,6 +11,7 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use http::header::AUTHORIZATION;
 use http::header::GetAll;
 use http::request::Parts;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::audit::line::Misplaced;
@@ -28,6 +29,7 @@ use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::aws_fields::{self, AnnouncedPayload};
 use crate::stages::message::headers::HopByHop;
+use crate::stages::message::path_segments;
 use crate::stages::message::query;
 
 /// The maximum number of placeholders in a request. The work for each grows with the length of the query, and each is
@@ -70,7 +72,7 @@ impl SelectedCredential {
     }
 }
 
-/// A placeholder to replace, and the text around it.
+/// A placeholder to replace, and the text around it. In a path, that is the rest of the path, as it is sent.
 pub(crate) struct Swap {
     pub(crate) place: Placement,
     pub(crate) before: Vec<u8>,
@@ -87,6 +89,10 @@ impl Swap {
 
     /// Returns true if the text around the placeholder is one that no origin reads as a key.
     fn has_usual_surroundings(&self) -> bool {
+        if self.place == Placement::Path {
+            // The rules of the integration apply to the path.
+            return true;
+        }
         let is_one = |text: &[u8], of: &[&str]| of.iter().any(|usual| text.eq_ignore_ascii_case(usual.as_bytes()));
         match self.basic {
             true => is_one(&self.before, &USUAL_USERS) && is_one(&self.after, &USUAL_PASSWORDS),
@@ -127,13 +133,14 @@ pub(crate) fn select(
     task: &Task,
     (target, allowed): (&Target, &MatchedRules),
     (kind, marks): (Kind, &PlaceholderSyntax),
-    parts: &Parts,
+    (parts, path): (&Parts, &PathAndQuery),
     record: &mut Record,
 ) -> Verdict<Option<SelectedCredential>> {
     let named = named(task, kind, &parts.headers, record)?;
     let (syntax, credential, swaps) = (marks, named.clone(), Vec::new());
     let mut search = PlaceholderSearch { task, kind, target, allowed, syntax, credential, swaps };
     search.search(parts, named.as_ref(), record)?;
+    search.search_path(path.path(), record)?;
     let PlaceholderSearch { credential, mut swaps, .. } = search;
     let always = || {
         let goes = |c: &&Arc<Credential>| allowed.may_receive(c, target);
@@ -256,8 +263,52 @@ impl PlaceholderSearch<'_> {
                 self.search_parameter(&name, &query::decode(value), query, record)?;
             }
         }
-        if *self.syntax != PlaceholderSyntax::Usual {
-            self.check_path(parts, record)?;
+        Ok(())
+    }
+
+    /// Searches the path that will be sent. A placeholder of a credential that is not swapped there is a text, unless the
+    /// client requires all of them to be replaced.
+    fn search_path(&mut self, path: &str, record: &mut Record) -> Verdict<()> {
+        let takes_all = *self.syntax != PlaceholderSyntax::Usual;
+        let in_path = |credential: &Arc<Credential>| credential.swaps_in(&Placement::Path);
+        if !takes_all && !self.task.credentials().placements().contains(&Placement::Path) {
+            return Ok(());
+        }
+        for segment in path_segments::decoded(path) {
+            let Some(Placeholder { credential, before, after }) = self.first(segment.text()) else { continue };
+            let credential = match credential {
+                Ok(credential) if in_path(&credential) => credential,
+                _ if takes_all => return Err(elsewhere(record)),
+                _ => continue,
+            };
+            let misplaced = |this: &Self, reason: Misplaced, record: &mut Record| {
+                this.misplaced(&credential, &Placement::Path, reason, record)
+            };
+            let is_again = self.swaps.iter().any(|swap| swap.place == Placement::Path);
+            if is_again || [before, after].into_iter().any(|rest| self.first(rest).is_some()) {
+                return Err(misplaced(self, Misplaced::Repeated, record));
+            }
+            if !self.kind.takes_placeholders() {
+                return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
+            }
+            if !self.allowed.may_receive(&credential, self.target) {
+                return Err(misplaced(self, Misplaced::OtherHost, record));
+            }
+            if self.swaps.len() >= MAX_SWAPS {
+                return Err(misplaced(self, Misplaced::TooMany, record));
+            }
+            if self.credential.as_ref().is_some_and(|other| other.name() != credential.name()) {
+                return Err(not_bound(record, &credential, "another credential is requested too"));
+            }
+            let found = before.len()..segment.text().len().saturating_sub(after.len());
+            let place = segment.place(found).ok_or(Deny::RequestMalformed)?;
+            let around = path.get(..place.start).zip(path.get(place.end..)).ok_or(Deny::RequestMalformed)?;
+            if leak::ends_within_escape(around.0.as_bytes()) {
+                return Err(misplaced(self, Misplaced::InEscape, record));
+            }
+            let (before, after) = (around.0.as_bytes().to_vec(), around.1.as_bytes().to_vec());
+            self.credential.get_or_insert(credential);
+            self.swaps.push(Swap { place: Placement::Path, before, after, basic: false });
         }
         Ok(())
     }
@@ -359,13 +410,6 @@ impl PlaceholderSearch<'_> {
 
     fn misplaced(&self, of: &Credential, place: &Placement, reason: Misplaced, record: &mut Record) -> Refusal {
         record.refused_placeholder(of.name(), &place.to_string(), reason)
-    }
-
-    /// Checks that the path contains no placeholder. A client that sends a nonce requires all of them to be replaced.
-    fn check_path(&self, parts: &Parts, record: &mut Record) -> Verdict<()> {
-        let path = parts.uri.path().as_bytes();
-        let has_any = self.first(path).is_some() || self.first(&query::decode_bytes(path)).is_some();
-        if has_any { Err(elsewhere(record)) } else { Ok(()) }
     }
 }
 

@@ -470,7 +470,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     record.rule(admitted.allowed.rule());
     let marks = credential::placeholder_syntax(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);
-    let chosen = credential::select(task, to, (kind, &marks), parts, record)?;
+    let chosen = credential::select(task, to, (kind, &marks), (parts, &path), record)?;
     record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
     let places = || task.credentials().placements().to_vec();
     let reserved = admitted.allowed.required().next().is_some().then(places);

@@ -14,6 +14,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
 use http_body::Body;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
@@ -35,7 +36,7 @@ use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Scheme;
 use crate::model::trace_context::{TRACEPARENT, TraceParent};
-use crate::policy::credential::{Auth, Placement};
+use crate::policy::credential::{Auth, Placement, fits_path};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
@@ -233,6 +234,7 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
         let text = joined(before, value, after);
         match place {
             Placement::Parameter(name) => path = with_query(&path, &query::set_parameter(path.query(), name, &text))?,
+            Placement::Path => path = with_value_in_path(&path, (before, after), value)?,
             // A basic credential contains both user and password.
             Placement::Field(name) if *auth == Auth::Basic && *name == AUTHORIZATION => {
                 set_sensitive(&mut parts.headers, name, &basic(value))?;
@@ -262,6 +264,25 @@ fn set_sensitive(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Ve
     headers.insert(name, value);
     Ok(())
 }
+
+/// Returns the path with a value in the place of its placeholder, escaped for a segment.
+fn with_value_in_path(path: &PathAndQuery, (before, after): (&[u8], &[u8]), value: &[u8]) -> Verdict<PathAndQuery> {
+    // A token that was fetched is known only now.
+    if !fits_path(value) {
+        return Err(Deny::CredentialNotBound.into());
+    }
+    let escaped = Zeroizing::new(percent_encode(value, NOT_IN_SEGMENT).to_string());
+    let mut text = joined(before, escaped.as_bytes(), after);
+    if let Some(query) = path.query() {
+        text.push(b'?');
+        text.extend_from_slice(query.as_bytes());
+    }
+    PathAndQuery::try_from(text.as_slice()).map_err(|_| Deny::CredentialUnknown.into())
+}
+
+/// All but the characters that no server reads in two ways in a segment.
+const NOT_IN_SEGMENT: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':').remove(b'@').remove(b'=');
 
 fn with_query(path: &PathAndQuery, query: &str) -> Verdict<PathAndQuery> {
     let text = if query.is_empty() { path.path().to_owned() } else { format!("{}?{query}", path.path()) };

@@ -7,6 +7,7 @@ pub mod grants;
 pub mod injection;
 pub mod minted;
 pub mod own_place;
+pub mod path;
 pub mod secret_hygiene;
 pub mod token_server;
 pub mod vault;
