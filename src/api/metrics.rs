@@ -377,6 +377,10 @@ fn scans([request, response]: [Scanned; 2], scrape: &mut Scrape) {
 }
 
 fn names_and_certificates(services: &Services, scrape: &mut Scrape) {
+    let mints = services.mints.metrics();
+    let outcomes = [("minted", &mints.minted), ("failed", &mints.failed)];
+    let outcomes = outcomes.into_iter().map(|(outcome, count)| (label("outcome", outcome), count.get().into()));
+    scrape.counters("exeat_tokens", "Tokens that were fetched for minted credentials, and failed attempts", outcomes);
     let dns = services.resolver.metrics();
     scrape.counter("exeat_dns_lookups", "Names that were looked up for requests, cached or not", dns.lookups.get());
     scrape.counter("exeat_dns_queries", "Names that a DNS server was asked for", dns.queried.get());

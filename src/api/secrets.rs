@@ -14,7 +14,7 @@ use crate::daemon::vault;
 use crate::flow::Services;
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
-use crate::policy::source::usable_document;
+use crate::policy::source::{usable, usable_document};
 use crate::vault::{Entry, VaultError};
 
 /// Returns true for paths of this module.
@@ -77,7 +77,11 @@ async fn value(request: Request<Incoming>) -> Result<Secret, Reply> {
     if body.is_empty() {
         return Err(error(StatusCode::BAD_REQUEST, "the value is empty"));
     }
-    usable_document(Secret::new(body.to_vec())).map_err(|why| error(StatusCode::UNPROCESSABLE_ENTITY, &why.to_string()))
+    // A private key, or the key file of a service account. Others have a line break by mistake.
+    let is_document = [&b"-----BEGIN "[..], b"{"].into_iter().any(|start| body.starts_with(start));
+    let secret = Secret::new(body.to_vec());
+    let secret = if is_document { usable_document(secret) } else { usable(secret) };
+    secret.map_err(|why| error(StatusCode::UNPROCESSABLE_ENTITY, &why.to_string()))
 }
 
 /// Runs a vault operation on a blocking thread, because disk access and passphrase derivation may be slow.

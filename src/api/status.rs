@@ -67,6 +67,7 @@ impl StatusReport {
             },
             "dns": if services.resolver.is_degraded() { "degraded" } else { "ok" },
             "ca": ca(services),
+            "tokens": tokens(services),
         })
     }
 
@@ -150,6 +151,20 @@ fn shipping(shipping: &ShippingState) -> Value {
         "gaps": gaps,
         "error": error,
     })
+}
+
+/// Returns the state of each minted credential.
+fn tokens(services: &Services) -> Value {
+    let document = services.mints.report().into_iter().map(|token| {
+        json!({
+            "credential": token.credential.as_str(),
+            "workspace": token.workspace,
+            "endpoint": token.endpoint,
+            "expires_at": token.expires.map(timestamp),
+            "failure": token.failure,
+        })
+    });
+    document.collect()
 }
 
 fn ca(services: &Services) -> Value {

@@ -76,6 +76,13 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
     let dns = text("/dns")?;
     let dns = if dns == "ok" { dns.to_owned() } else { "DEGRADED: no DNS server has answered for a while".to_owned() };
     lines.push(("dns", dns));
+    // An older daemon has none.
+    let tokens = status.pointer("/tokens").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    if !tokens.is_empty() {
+        let valid = tokens.iter().filter(|token| token.get("expires_at").is_some_and(|at| !at.is_null())).count();
+        lines.push(("tokens", format!("{valid} of {} are fetched", counted(tokens.len() as u64, "minted credential"))));
+        lines.extend(tokens.iter().filter_map(failure).map(|failure| ("", failure)));
+    }
     let days = status.pointer("/ca/days_left")?.as_i64()?;
     let ends = match days {
         ..0 => "EXPIRED".to_owned(),
@@ -84,6 +91,13 @@ fn lines(status: &Value) -> Option<Vec<(&'static str, String)>> {
     };
     lines.push(("ca", format!("ends {}, {ends}; SHA-256 {}", text("/ca/not_after")?, text("/ca/sha256")?)));
     Some(lines)
+}
+
+/// Returns why a token could not be fetched.
+fn failure(token: &Value) -> Option<String> {
+    let member = |name: &str| token.get(name).and_then(Value::as_str);
+    let (credential, workspace, endpoint) = (member("credential")?, member("workspace")?, member("endpoint")?);
+    Some(format!("{credential} in {workspace} FAILS: {} ({endpoint})", member("failure")?))
 }
 
 fn shipping(ship: &Value) -> Option<String> {

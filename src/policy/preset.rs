@@ -150,7 +150,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let env = |name: &str| match name {
             "AWS_ACCESS_KEY_ID" => Some("AKIAIOSFODNN7EXAMPLE".to_owned()),
-            _ => Some(format!("user:{name}-hJ7rT2qLz91kWxV")),
+            _ => Some(format!("user:{name}-hJ7rT2qLz91kWxVpQ4sN")),
         };
         let context =
             CompileContext { base: dir.path(), state_dir: dir.path(), env: &env, secrets: &NoVault, is_offline: false };

@@ -296,6 +296,11 @@ impl Policy {
         }
     }
 
+    /// Returns the credentials of all tasks.
+    pub fn credentials(&self) -> impl Iterator<Item = &Arc<Credential>> {
+        self.credentials.iter()
+    }
+
     /// Returns a minted credential.
     #[must_use]
     pub fn minted(&self, key: &MintKey) -> Option<&Arc<Credential>> {

@@ -8,11 +8,12 @@ mod backoff;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,7 @@ use super::authorize::Grant;
 use crate::audit::mint_line::MintLine;
 use crate::audit::record::Record;
 use crate::audit::sink::Sink;
+use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Stage, Verdict};
 use crate::model::secret::Secret;
 use crate::policy::credential::Credential;
@@ -76,6 +78,30 @@ pub struct Mints {
     /// Nothing is fetched after it.
     drain: CancellationToken,
     states: Mutex<HashMap<MintKey, State>>,
+    metrics: MintMetrics,
+}
+
+/// The numbers of tokens since the start.
+#[derive(Default)]
+pub struct MintMetrics {
+    /// Tokens that were fetched.
+    pub minted: Counter,
+    /// Attempts that failed.
+    pub failed: Counter,
+}
+
+/// The state of a minted credential, for operators.
+pub struct TokenReport {
+    /// The credential.
+    pub credential: CredentialName,
+    /// The workspace of its tasks.
+    pub workspace: String,
+    /// The token endpoint, without its path.
+    pub endpoint: String,
+    /// The end of the token's life, if there is a token.
+    pub expires: Option<SystemTime>,
+    /// Why the last attempt to fetch one has failed.
+    pub failure: Option<String>,
 }
 
 /// The state of one credential.
@@ -86,6 +112,8 @@ struct State {
     flight: Option<Flight>,
     backoff: Backoff,
     rejections: Rejections,
+    /// Why the last attempt has failed.
+    failure: Option<String>,
 }
 
 /// A fetch of one token, for all requests that wait for it.
@@ -126,7 +154,30 @@ impl Mints {
         issuer: Issuer,
         (tracker, drain): (TaskTracker, CancellationToken),
     ) -> Self {
-        Self { policies, audit, issuer, tracker, drain, states: Mutex::default() }
+        Self { policies, audit, issuer, tracker, drain, states: Mutex::default(), metrics: MintMetrics::default() }
+    }
+
+    /// Returns the numbers of tokens since the start.
+    #[must_use]
+    pub fn metrics(&self) -> &MintMetrics {
+        &self.metrics
+    }
+
+    /// Returns the state of each minted credential of the policy in force.
+    #[must_use]
+    pub fn report(&self) -> Vec<TokenReport> {
+        let policy = self.policies.snapshot();
+        let states = self.states.lock();
+        let report = |credential: &Arc<Credential>| {
+            let (key, recipe) = (credential.mint_key()?, credential.recipe()?);
+            let is_usable = matches!(credential.freshness(), Freshness::Fresh | Freshness::Aging);
+            let value = credential.minted_value().filter(|_| is_usable);
+            let failure = states.get(&key).and_then(|state| state.failure.clone());
+            let MintKey { name, workspace } = key;
+            let (endpoint, expires) = (recipe.url.to_string(), value.map(|value| value.expires()));
+            Some(TokenReport { credential: name, workspace, endpoint, expires, failure })
+        };
+        policy.credentials().filter_map(report).collect()
     }
 
     /// Notes the status of a response. A token that is rejected with 401 is replaced before the next request. Nothing is
@@ -165,6 +216,7 @@ impl Mints {
         if state.recipe != fingerprint {
             // The failures of another recipe say nothing of this one.
             (state.recipe, state.flight, state.backoff) = (fingerprint, None, Backoff::default());
+            state.failure = None;
         }
         if let Some(flight) = state.flight.as_ref().filter(|flight| !flight.over.is_cancelled()) {
             return Some((flight.clone(), false));
@@ -221,9 +273,13 @@ impl Mints {
                 let (used_for, next_for) = (used.clone(), after.clone());
                 let add = move || policies.add_minted(&place, (&used_for, &next_for), (&value, placing));
                 let is_added = spawn_blocking(add).await.unwrap_or(false);
-                self.note(&key, fingerprint, &after, |state| match is_short {
-                    true => state.backoff.failed(None, false),
-                    false => state.backoff = Backoff::default(),
+                self.metrics.minted.inc();
+                self.note(&key, fingerprint, &after, |state| {
+                    state.failure = None;
+                    match is_short {
+                        true => state.backoff.failed(None, false),
+                        false => state.backoff = Backoff::default(),
+                    }
                 });
                 is_added
             }
@@ -236,7 +292,11 @@ impl Mints {
                 }
                 let (credential, workspace, reason) = (key.name.as_str(), &*key.workspace, &*error.reason);
                 tracing::warn!(credential, workspace, reason, "no token could be minted");
-                self.note(&key, fingerprint, &after, |state| state.backoff.failed(error.retry_after, error.is_lasting));
+                self.metrics.failed.inc();
+                self.note(&key, fingerprint, &after, |state| {
+                    state.backoff.failed(error.retry_after, error.is_lasting);
+                    state.failure = Some(error.reason);
+                });
                 false
             }
         }

@@ -196,6 +196,25 @@ async fn without_a_token_nothing_is_sent() {
 }
 
 #[tokio::test]
+async fn operators_see_the_state_of_each_token() {
+    let more = "[admin]\nlisten = \"127.0.0.1:0\"";
+    let minted = lab_with("", more, |_, n| if n == 0 { answer(500, &json!({})) } else { issue(n, 3600) }).await;
+    let state = async || minted.lab.admin_request("GET", "/v1/status", &Value::Null).await.1["tokens"][0].clone();
+    let endpoint = format!("https://login.test:{}", minted.server.port);
+    let want = |expires: Value, failure: Value| json!({ "credential": "CRM", "workspace": "default", "endpoint": endpoint, "expires_at": expires, "failure": failure });
+    assert_eq!(state().await, want(Value::Null, Value::Null));
+    minted.get("/").await.assert_refused(503, "credential_unavailable");
+    assert_eq!(state().await, want(Value::Null, "the endpoint answered 500".into()));
+    while minted.get("/").await.status != 200 {}
+    let after = state().await;
+    assert!(after["expires_at"].is_string() && after["failure"].is_null(), "{after}");
+    let metrics = minted.lab.admin_reply("GET", "/metrics", &Value::Null).await;
+    for line in ["exeat_tokens_total{outcome=\"minted\"} 1", "exeat_tokens_total{outcome=\"failed\"} 1"] {
+        assert!(metrics.text().contains(line), "{}", metrics.text());
+    }
+}
+
+#[tokio::test]
 async fn a_slow_endpoint_delays_a_request_by_its_timeout_only() {
     let minted = lab_with("mint_timeout = \"50ms\"", "", |_, n| issue(n, 3600)).await;
     minted.server.close();

@@ -287,6 +287,8 @@ async fn secrets_are_set_and_deleted_and_only_their_names_are_returned() {
     }
     assert_eq!(admin.put("/v1/secrets/default/EMPTY", Vec::new()).await.status, 400);
     assert_eq!(admin.put("/v1/secrets/default/ODD", b"line\n".to_vec()).await.status, 422);
+    let pem = b"-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n".to_vec();
+    assert_eq!(admin.put("/v1/secrets/default/PEM", pem).await.status, 200);
     assert_eq!(admin.put("/v1/secrets/default/LONG", vec![b'x'; 65 * 1024]).await.status, 413);
     assert_eq!(admin.ask("GET", "/v1/secrets", None, &[]).await.status, 401);
     assert_eq!(admin.ask("DELETE", "/v1/secrets/default/K", Some("wrong"), &[]).await.status, 401);
