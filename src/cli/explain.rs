@@ -17,7 +17,7 @@ use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::policy::compile::Problem;
-use crate::policy::credential::{Auth, Credential};
+use crate::policy::credential::Credential;
 use crate::policy::preset::PRESETS;
 use crate::policy::remedy::{Asked, Remedy};
 use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
@@ -277,10 +277,10 @@ fn credential_steps(
         let absent = warnings.iter().find(|warning| warning.path.starts_with(&path) && !credential.is_enabled());
         let absent = absent.and_then(|warning| warning.problem.split(';').next()).map(|why| format!("; {why}"));
         let only = &format!("{only}{}", absent.unwrap_or_default());
-        if *auth == Auth::Auto && kind.takes_placeholders() {
+        if auth.needs_placeholder() && kind.takes_placeholders() {
             return format!("{name} would be sent in {auth}{only}");
         }
-        let takes_names = kind.takes_names() && *auth != Auth::Auto;
+        let takes_names = kind.takes_names() && !auth.needs_placeholder();
         let how = match (credential.is_always_injected(), kind.takes_placeholders(), takes_names) {
             (true, true, _) => "with every request",
             (_, true, _) => "by name or placeholder",

@@ -60,6 +60,8 @@ pub enum Auth {
     /// Any header field or query parameter in which the placeholder stands as a credential: alone, after a scheme, or as the
     /// user or the password of `Basic`. The value is never sent otherwise.
     Auto,
+    /// A segment of the path in which the placeholder stands. The value is never sent otherwise.
+    Path,
     /// `Authorization: AWS4-HMAC-SHA256 …`: a signature of the request (AWS Signature Version 4). The value is the secret
     /// access key, which is never sent.
     AwsSigV4,
@@ -100,8 +102,15 @@ impl Auth {
             Self::Basic | Self::Bearer | Self::AwsSigV4 => Some(Placement::Field(AUTHORIZATION)),
             Self::Header(name) => Some(Placement::Field(name.clone())),
             Self::Query(name) => Some(Placement::Parameter(name.clone())),
+            Self::Path => Some(Placement::Path),
             Self::Auto => None,
         }
+    }
+
+    /// Returns true if the value is sent only where its placeholder stands.
+    #[must_use]
+    pub fn needs_placeholder(&self) -> bool {
+        matches!(self, Self::Auto | Self::Path)
     }
 }
 
@@ -113,6 +122,7 @@ impl std::fmt::Display for Auth {
             Self::Header(name) => write!(f, "{name}: …"),
             Self::Query(name) => write!(f, "?{name}=…"),
             Self::Auto => f.write_str("the field or parameter of its placeholder"),
+            Self::Path => f.write_str("the path"),
             Self::AwsSigV4 => f.write_str("Authorization: AWS4-HMAC-SHA256 …"),
         }
     }
@@ -219,7 +229,8 @@ impl Credential {
     /// Returns the value if it can be sent now.
     #[must_use]
     pub fn usable_value(&self) -> Option<&Secret> {
-        self.value().filter(|_| !matches!(self.freshness(), Freshness::Absent | Freshness::Replaceable))
+        // One that was fresh when the request was authorized is valid some seconds longer.
+        self.value().filter(|_| self.minted_value().is_none_or(|minted| !minted.is_over()))
     }
 
     /// Returns whether a minted value can be sent. One that is not minted is always fresh.
@@ -252,10 +263,16 @@ impl Credential {
         self.minting.iter().flat_map(|minting| minting.current.iter().chain(minting.other_values()))
     }
 
-    /// Returns the number of tokens that are no longer sent and may still be valid.
+    /// Returns the number of tokens that were replaced before their time.
     #[must_use]
-    pub fn earlier_count(&self) -> usize {
-        self.minting.as_ref().map_or(0, Minting::earlier_count)
+    pub fn replaced_count(&self) -> usize {
+        self.minting.as_ref().map_or(0, Minting::replaced_count)
+    }
+
+    /// Returns true if the next token is there.
+    #[must_use]
+    pub fn has_next(&self) -> bool {
+        self.minting.as_ref().is_some_and(Minting::has_next)
     }
 
     /// Returns the credential with another state of its minting.
@@ -328,7 +345,7 @@ impl Credential {
             Auth::Basic => true,
             // The client decides whether it sends the value with `Basic`.
             Auth::Auto => value.contains(&b':'),
-            Auth::Bearer | Auth::Header(_) | Auth::Query(_) | Auth::AwsSigV4 => false,
+            Auth::Bearer | Auth::Header(_) | Auth::Query(_) | Auth::Path | Auth::AwsSigV4 => false,
         };
         is_basic.then(|| leak::password(value))
     }

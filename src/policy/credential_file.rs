@@ -83,6 +83,7 @@ enum AuthType {
     Bearer,
     Header,
     Minted(MintType),
+    Path,
     Query,
 }
 
@@ -92,7 +93,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "aws_sigv4" => AuthType::AwsSigV4,
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "aws_sigv4" => AuthType::AwsSigV4,
     "oauth2_client_credentials" => AuthType::Minted(MintType::ClientCredentials),
     "oauth2_refresh_token" => AuthType::Minted(MintType::RefreshToken),
     "oauth2_jwt_bearer" => AuthType::Minted(MintType::JwtBearer),
@@ -199,7 +200,7 @@ impl RawCredential {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
             );
         }
         if !takes_value && !no_value {
@@ -259,11 +260,20 @@ impl RawCredential {
         if self.auth_type.is_some() {
             self.mint.check(minted, &self.path, findings);
         }
-        if self.auth_type == Some(AuthType::Auto) && self.inject == Inject::Always {
+        let needs_placeholder = matches!(self.auth_type, Some(AuthType::Auto | AuthType::Path));
+        if needs_placeholder && self.inject == Inject::Always {
             findings.problem(
                 at("inject"),
-                "with auth_type = \"auto\" the value is sent only where its placeholder stands",
+                "with this auth_type the value is sent only where its placeholder stands",
                 "no inject, or another auth_type",
+            );
+        }
+        if self.auth_type == Some(AuthType::Auto) && self.swap_in.iter().any(|place| place == "path") {
+            // An API with its key in the path may show any parameter to others, such as the text of a message.
+            findings.problem(
+                at("swap_in"),
+                "with auth_type = \"auto\" the value could be sent in any parameter of such an API",
+                "auth_type = \"path\" without swap_in",
             );
         }
     }
@@ -370,6 +380,7 @@ impl RawCredential {
                 Some(name) => Auth::Header(field(name)?),
                 None => Auth::Bearer,
             },
+            AuthType::Path => Auth::Path,
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let minted = self.minted();
@@ -483,11 +494,12 @@ impl RawCredential {
             );
             return None;
         }
-        if self.swap_in.iter().any(|place| place == "path") && !fits_path(value.expose()) {
+        let is_in_path = self.auth_type == Some(AuthType::Path) || self.swap_in.iter().any(|place| place == "path");
+        if is_in_path && !fits_path(value.expose()) {
             findings.problem(
                 &at,
                 "the value has a character that a path cannot carry unambiguously, such as a slash",
-                "a value without /, \\, %, ?, # and blanks, or no swap_in = [\"path\"]",
+                "a value without /, \\, %, ?, #, ; and blanks, or another place",
             );
             return None;
         }

@@ -23,7 +23,7 @@ const MAX_RETIRED: usize = 4;
 /// How long a token is searched for after the end of its life, because clocks differ.
 const AFTER_END: Duration = Duration::from_secs(300);
 /// How long a token is searched for whose endpoint does not state its life.
-const UNSTATED_SEARCH: Duration = Duration::from_secs(7 * 24 * 3600);
+const UNSTATED_SEARCH: Duration = Duration::from_secs(12 * 3600);
 /// The longest life of a token, whatever its server says.
 const MAX_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The longest time that a token is searched for.
@@ -158,6 +158,8 @@ pub struct MintedValue {
     minted: Instant,
     /// The end of its use, by both clocks: only one of them goes on while the machine sleeps.
     expires: (Instant, SystemTime),
+    /// The end of its life.
+    ends: Instant,
     /// The time from which on it is replaced.
     renew_at: Instant,
     /// The time up to which it is searched for.
@@ -371,7 +373,10 @@ impl MintRecipe {
             }
         }
         self.parameters.iter().for_each(|(name, value)| hash.add_all([*name, "=", value]));
-        self.secrets().for_each(|(_, held)| hash.add(held.secret.expose()));
+        // Others renew the token that is exchanged, which changes nothing of what it permits.
+        let is_part = |key: &str| key != "subject_token";
+        let secrets = self.secrets().filter(|(key, _)| is_part(key));
+        secrets.for_each(|(_, held)| hash.add(held.secret.expose()));
         hash.0.finalize().into()
     }
 }
@@ -426,6 +431,7 @@ impl MintedValue {
             value,
             minted: now,
             expires: (after(usable), SystemTime::now() + usable),
+            ends: after(life_used),
             renew_at: after(life_used.saturating_sub(early)),
             searched_until: after(searched),
         })
@@ -447,6 +453,12 @@ impl MintedValue {
     #[must_use]
     pub fn expires(&self) -> SystemTime {
         self.expires.1
+    }
+
+    /// Returns true if it is not valid any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.ends <= Instant::now()
     }
 
     fn has_expired(&self) -> bool {
@@ -490,7 +502,7 @@ impl Minting {
 
     pub(super) fn freshness(&self) -> Freshness {
         let current = self.current.as_ref().map_or(Freshness::Absent, |current| current.freshness());
-        let has_next = self.next.as_ref().is_some_and(|next| !next.has_expired());
+        let has_next = self.has_next();
         match current {
             Freshness::Absent if has_next => Freshness::Replaceable,
             // The renewal is there already.
@@ -511,9 +523,14 @@ impl Minting {
         recipe.chain(tokens).chain(self.retired.iter().map(AsRef::as_ref))
     }
 
-    /// Returns the number of earlier tokens.
-    pub(super) fn earlier_count(&self) -> usize {
-        self.earlier.len()
+    /// Returns the number of tokens that were replaced before their time.
+    pub(super) fn replaced_count(&self) -> usize {
+        self.earlier.iter().filter(|earlier| !earlier.has_expired()).count()
+    }
+
+    /// Returns true if the next token is there and valid.
+    pub(super) fn has_next(&self) -> bool {
+        self.next.as_ref().is_some_and(|next| !next.has_expired())
     }
 
     /// Returns the state with the recipe for the next token.
@@ -534,12 +551,17 @@ impl Minting {
         Self { recipe, workspace: self.workspace.clone(), current, next, earlier, retired }
     }
 
-    /// Returns the state in which the next token is sent.
-    pub(super) fn promoted(&self) -> Self {
-        let current = self.next.clone().or_else(|| self.current.clone());
+    /// Returns the state in which the next token is sent, if it is time: the current one has expired, or an origin has rejected
+    /// the one that was minted at this time.
+    pub(super) fn promoted(&self, rejected: Option<Instant>) -> Option<Self> {
+        let is_rejected = self.current.as_ref().is_some_and(|current| rejected == Some(current.minted));
+        if !self.has_next() || !(is_rejected || self.freshness() == Freshness::Replaceable) {
+            return None;
+        }
+        let current = self.next.clone();
         let earlier = self.searched_besides(&[&current]);
         let (recipe, workspace, retired) = (self.recipe.clone(), self.workspace.clone(), self.retired.clone());
-        Self { recipe, workspace, current, next: None, earlier, retired }
+        Some(Self { recipe, workspace, current, next: None, earlier, retired })
     }
 
     /// Returns the state under a newer policy. Tokens of another recipe are only searched for.
@@ -672,10 +694,14 @@ mod tests {
         let mut minting = minting.with_value(minting.recipe.clone(), renewal.clone(), Placing::AfterCurrent);
         assert_eq!(minting.freshness(), Freshness::Fresh);
         assert_eq!(minting.others().count(), 1, "it is searched for");
+        let current = minting.current.as_ref().map(|current| current.minted);
+        assert!(minting.promoted(None).is_none() && minting.promoted(Some(now)).is_none(), "it is not time");
+        assert!(minting.promoted(current).is_some(), "an origin has rejected the current one");
         minting.current =
             Some(Arc::new(MintedValue { expires: (now, SystemTime::now()), ..value(3600).ok().unwrap() }));
         assert_eq!(minting.freshness(), Freshness::Replaceable);
-        let minting = minting.promoted();
+        let minting = minting.promoted(None).unwrap();
+        assert!(minting.promoted(None).is_none(), "once");
         assert!(minting.current.as_ref().is_some_and(|current| current.is_same_as(&renewal)));
         assert_eq!((minting.freshness(), minting.next.is_some(), minting.earlier.len()), (Freshness::Fresh, false, 1));
     }

@@ -160,6 +160,9 @@ mod tests {
     #[test]
     fn every_preset_means_what_is_shown() {
         assert!(PRESETS.len() >= 50, "{}", PRESETS.len());
+        let keys: std::collections::BTreeSet<_> = PRESETS.values().filter_map(|preset| preset.key.as_ref()).collect();
+        let with_key = PRESETS.values().filter(|preset| preset.key.is_some()).count();
+        assert_eq!(keys.len(), with_key, "each has a name of its own");
         for (name, preset) in PRESETS.iter() {
             let task = |credential: &str| {
                 format!("[tasks.t]\ntoken = \"env:T\"\nintegrations = [\"x\"]\ncredentials = [{credential}]\n")

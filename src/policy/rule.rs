@@ -312,14 +312,14 @@ impl Policy {
         &self,
         key: &MintKey,
         used: &MintRecipe,
-        change: impl FnOnce(&Minting) -> Minting,
+        change: impl FnOnce(&Minting) -> Option<Minting>,
     ) -> Option<Self> {
         let credential = self.minted(key)?;
         let minting = credential.minting.as_ref()?;
         if minting.recipe.fingerprint() != used.fingerprint() {
             return None;
         }
-        let new = Arc::new(credential.with_minting(change(minting)));
+        let new = Arc::new(credential.with_minting(change(minting)?));
         let new = HashMap::from([(Arc::as_ptr(credential), new)]);
         Some(self.with_credentials(&new))
     }

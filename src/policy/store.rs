@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -87,22 +87,28 @@ impl PolicyStore {
         (used, next): (&MintRecipe, &Arc<MintRecipe>),
         (value, placing): (&Arc<MintedValue>, Placing),
     ) -> bool {
-        self.change_minting(key, used, |minting| minting.with_value(next.clone(), value.clone(), placing))
+        self.change_minting(key, used, |minting| Some(minting.with_value(next.clone(), value.clone(), placing)))
     }
 
     /// Puts a policy in force with the recipe for the next token, although there was none. Returns as [`Self::add_minted`].
     #[must_use]
     pub fn replace_recipe(&self, key: &MintKey, used: &MintRecipe, next: &Arc<MintRecipe>) -> bool {
-        self.change_minting(key, used, |minting| minting.with_recipe(next.clone()))
+        self.change_minting(key, used, |minting| Some(minting.with_recipe(next.clone())))
     }
 
-    /// Puts a policy in force under which the next token is sent. Returns as [`Self::add_minted`].
+    /// Puts a policy in force under which the next token is sent, if it is time: the current one has expired, or is the one that
+    /// an origin has rejected. Returns false if it is not, and as [`Self::add_minted`].
     #[must_use]
-    pub fn promote_next(&self, key: &MintKey, used: &MintRecipe) -> bool {
-        self.change_minting(key, used, Minting::promoted)
+    pub fn promote_next(&self, key: &MintKey, used: &MintRecipe, rejected: Option<Instant>) -> bool {
+        self.change_minting(key, used, |minting| minting.promoted(rejected))
     }
 
-    fn change_minting(&self, key: &MintKey, used: &MintRecipe, change: impl FnOnce(&Minting) -> Minting) -> bool {
+    fn change_minting(
+        &self,
+        key: &MintKey,
+        used: &MintRecipe,
+        change: impl FnOnce(&Minting) -> Option<Minting>,
+    ) -> bool {
         let _change = self.change.lock();
         let old = self.snapshot();
         let Some(mut policy) = old.with_minting(key, used, change) else { return false };

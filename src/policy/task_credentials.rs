@@ -1,7 +1,7 @@
 //! The credentials of a task, with indexes for the questions that are asked about every request. Their cost does not
 //! grow with the number of credentials.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
@@ -144,14 +144,10 @@ impl TaskCredentials {
     /// Returns a hash of all values that only a new configuration changes.
     pub fn fixed_values(&self) -> [u8; 32] {
         *self.fixed_values.get_or_init(|| {
+            let values = self.all.iter().flat_map(|credential| credential.fixed_values());
+            let hashes: BTreeSet<[u8; 32]> = values.map(|value| Sha256::digest(value).into()).collect();
             let mut hash = Sha256::new();
-            for credential in &self.all {
-                hash.update([0]);
-                for part in std::iter::once(credential.name().as_str().as_bytes()).chain(credential.fixed_values()) {
-                    hash.update(part.len().to_be_bytes());
-                    hash.update(part);
-                }
-            }
+            hashes.iter().for_each(|value| hash.update(value));
             hash.finalize().into()
         })
     }

@@ -294,10 +294,11 @@ async fn read_answer(response: Response<Incoming>, recipe: &MintRecipe, now: Sys
         let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         essence == "application/json" || essence.ends_with("+json")
     });
+    let mut answer = answer::parse(&body, recipe, now);
     if !is_json {
-        return Err(MintError::lasting("the answer is not JSON"));
+        answer.token = Err(MintError::lasting("the answer is not JSON"));
     }
-    Ok(answer::parse(&body, recipe, now))
+    Ok(answer)
 }
 
 fn date(headers: &HeaderMap) -> Option<SystemTime> {

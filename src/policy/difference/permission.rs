@@ -91,7 +91,7 @@ impl Permission {
         let required: BTreeSet<String> = allowed.required().map(ToString::to_string).collect();
         let can_send = |auth: &Auth, is_always: bool| {
             let kind = kind?;
-            match (kind.takes_placeholders(), kind.takes_names() && *auth != Auth::Auto) {
+            match (kind.takes_placeholders(), kind.takes_names() && !auth.needs_placeholder()) {
                 (true, _) if is_always => Some("with every request"),
                 (true, _) => Some("by name or placeholder"),
                 (false, true) => Some("by name"),

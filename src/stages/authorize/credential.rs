@@ -23,7 +23,7 @@ use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
 use crate::policy::aws::{AwsKey, AwsScope};
-use crate::policy::credential::{Auth, Credential, Placement};
+use crate::policy::credential::{Credential, Placement};
 use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
@@ -162,7 +162,7 @@ pub(crate) fn select(
     if !allowed.may_receive(&credential, target) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
-    let is_auto = *credential.auth() == Auth::Auto;
+    let is_auto = credential.auth().needs_placeholder();
     if is_auto && swaps.is_empty() {
         return Err(not_bound(record, &credential, "it is sent only where its placeholder stands"));
     }

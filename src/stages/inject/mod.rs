@@ -225,7 +225,7 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             Auth::Header(name) => set_sensitive(&mut parts.headers, name, value)?,
             Auth::Query(name) => path = with_query(&path, &query::set_parameter(path.query(), name, value))?,
             // Selected only by its placeholders.
-            Auth::Auto => return Err(Deny::CredentialNotBound.into()),
+            Auth::Auto | Auth::Path => return Err(Deny::CredentialNotBound.into()),
             // The signature is of the whole head, so it is made when that is complete.
             Auth::AwsSigV4 => {}
         }

@@ -11,6 +11,9 @@ const MAX_ASKED: Duration = Duration::from_secs(600);
 /// The shortest wait after an error that would come again: endpoints lock clients that repeat a wrong secret.
 const MIN_LASTING: Duration = Duration::from_secs(15);
 
+/// The wait after tokens with a life of seconds.
+const MIN_SHORT: Duration = Duration::from_secs(5);
+
 /// The failures since the last success.
 #[derive(Default)]
 pub(super) struct Backoff {
@@ -22,6 +25,13 @@ impl Backoff {
     /// Returns true if no further attempt may be made yet.
     pub(super) fn is_waiting(&self) -> bool {
         self.until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// Notes a token with a short life. The next one is fetched in time, unless its life is of seconds.
+    pub(super) fn short_lived(&mut self, life: Duration) {
+        let wait = wait(self.failures, None, false).min((life / 2).max(MIN_SHORT));
+        self.failures = self.failures.saturating_add(1);
+        self.until = Instant::now().checked_add(wait);
     }
 
     /// Notes a failure.
@@ -65,9 +75,9 @@ impl Rejections {
         (self.rejected, self.noted) = (Some(minted), Some((now, before)));
     }
 
-    /// Returns true if the token with this time was rejected.
-    pub(super) fn is_of(&self, minted: Instant) -> bool {
-        self.rejected == Some(minted)
+    /// Returns the token that was rejected last, by the time at which it was minted.
+    pub(super) fn last(&self) -> Option<Instant> {
+        self.rejected
     }
 }
 
@@ -109,13 +119,13 @@ mod tests {
         let (first, second) = (Instant::now(), Instant::now() + seconds(1));
         rejections.note(first);
         rejections.note(second);
-        assert!(rejections.is_of(first) && !rejections.is_of(second), "once a minute");
+        assert_eq!(rejections.last(), Some(first), "once a minute");
         rejections.noted = rejections.noted.and_then(|(at, before)| Some((at.checked_sub(seconds(61))?, before)));
         rejections.note(second);
-        assert!(rejections.is_of(second));
+        assert_eq!(rejections.last(), Some(second));
         rejections.noted = rejections.noted.and_then(|(at, before)| Some((at.checked_sub(seconds(61))?, before)));
         rejections.note(first);
-        assert!(rejections.is_of(second), "then once in two minutes");
+        assert_eq!(rejections.last(), Some(second), "then once in two minutes");
         let mut backoff = Backoff::default();
         assert!(!backoff.is_waiting());
         backoff.failed(None, false);

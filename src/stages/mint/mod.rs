@@ -31,8 +31,6 @@ use crate::policy::credential::Credential;
 use crate::policy::mint::{Freshness, MAX_REPLACED, MintKey, MintRecipe, MintedValue, Placing, TokenGrant, TokenLife};
 use crate::policy::store::PolicyStore;
 
-/// The longest time for one token, up to its place in the policy. Its parts have limits of their own.
-const MAX_FLIGHT: Duration = Duration::from_secs(120);
 /// How long a request waits for a token that it can do without.
 const SHORT_WAIT: Duration = Duration::from_secs(2);
 /// Tokens with a shorter life are fetched with increasing intervals: each is a new policy.
@@ -192,38 +190,38 @@ impl Mints {
         }
     }
 
-    fn need(&self, credential: &Credential, key: &MintKey) -> Need {
-        let is_rejected = |minted: Instant| {
-            // The others may still be valid, and are searched for up to their end.
-            credential.earlier_count() < MAX_REPLACED
-                && self.states.lock().get(key).is_some_and(|state| state.rejections.is_of(minted))
-        };
-        match (credential.freshness(), credential.minted_value()) {
-            (Freshness::Absent, _) | (_, None) => Need::Token,
-            (Freshness::Replaceable, _) => Need::Promotion,
-            (_, Some(value)) if is_rejected(value.minted()) => Need::Replacement,
-            (Freshness::Aging, _) => Need::Renewal,
-            (Freshness::Fresh, _) => Need::Nothing,
-        }
-    }
-
-    /// Returns the fetch in progress, or starts one; true if it was started. `None` if the last attempt has failed a short time
-    /// ago.
-    fn flight(self: &Arc<Self>, key: &MintKey, recipe: &Arc<MintRecipe>, placing: Placing) -> Option<(Flight, bool)> {
-        let fingerprint = recipe.fingerprint();
+    /// Decides what a request needs, and starts a fetch if one is needed and none is in progress. Both are done at once, so that
+    /// of many requests one starts it.
+    fn begin(self: &Arc<Self>, key: &MintKey) -> Option<Beginning> {
         let mut states = self.states.lock();
+        // A fetch puts its token into the policy before it ends.
+        let policy = self.policies.snapshot();
+        let credential = policy.minted(key)?;
+        let recipe = credential.recipe()?;
         let state = states.entry(key.clone()).or_default();
+        let fingerprint = recipe.fingerprint();
         if state.recipe != fingerprint {
             // The failures of another recipe say nothing of this one.
             (state.recipe, state.flight, state.backoff) = (fingerprint, None, Backoff::default());
             state.failure = None;
         }
-        if let Some(flight) = state.flight.as_ref().filter(|flight| !flight.over.is_cancelled()) {
-            return Some((flight.clone(), false));
-        }
-        if state.backoff.is_waiting() || self.drain.is_cancelled() {
-            return None;
-        }
+        let need = state.need(credential);
+        let placing = match need {
+            Need::Nothing | Need::Promotion => None,
+            Need::Renewal => Some(Placing::AfterCurrent),
+            Need::Replacement | Need::Token => Some(Placing::Now),
+        };
+        let running = state.flight.as_ref().filter(|flight| !flight.over.is_cancelled()).cloned();
+        let (flight, is_new) = match (placing, running) {
+            (None, _) => (None, false),
+            (Some(_), Some(running)) => (Some(running), false),
+            (Some(_), None) if state.backoff.is_waiting() || self.drain.is_cancelled() => (None, false),
+            (Some(placing), None) => (Some(self.start(key, recipe, placing, state)), true),
+        };
+        Some(Beginning { need, recipe: recipe.clone(), flight, is_new, rejected: state.rejections.last() })
+    }
+
+    fn start(self: &Arc<Self>, key: &MintKey, recipe: &Arc<MintRecipe>, placing: Placing, state: &mut State) -> Flight {
         let (this, key, recipe, flight) = (self.clone(), key.clone(), recipe.clone(), Flight::default());
         state.flight = Some(flight.clone());
         let Flight { over, has_token } = flight.clone();
@@ -238,15 +236,14 @@ impl Mints {
         } else {
             tokio::spawn(fetch);
         }
-        Some((flight, true))
+        flight
     }
 
     /// Fetches a token and puts it into the policy.
     async fn fetch(self: Arc<Self>, key: MintKey, recipe: Arc<MintRecipe>, placing: Placing) -> bool {
         let began = Instant::now();
-        let issued = timeout(MAX_FLIGHT, (self.issuer)(recipe.clone())).await;
-        let late = || Issued { token: Err(MintError::new("no token in time")), next: None };
-        let Issued { token, next } = issued.unwrap_or_else(|_| late());
+        // Each of its parts has a time limit. It is not cancelled: a refresh token that was replaced would be lost.
+        let Issued { token, next } = (self.issuer)(recipe.clone()).await;
         let token = match token {
             Ok(token) => checked(token).await,
             Err(error) => Err(error),
@@ -268,7 +265,8 @@ impl Mints {
         let (used, after) = (recipe.clone(), next.clone().unwrap_or_else(|| recipe.clone()));
         let fingerprint = recipe.fingerprint();
         match token {
-            Ok((value, is_short)) => {
+            Ok((value, life)) => {
+                let is_short = life < SHORT_LIFE;
                 // False if the configuration has changed in the meantime. The next request fetches another one.
                 let (used_for, next_for) = (used.clone(), after.clone());
                 let add = move || policies.add_minted(&place, (&used_for, &next_for), (&value, placing));
@@ -277,7 +275,7 @@ impl Mints {
                 self.note(&key, fingerprint, &after, |state| {
                     state.failure = None;
                     match is_short {
-                        true => state.backoff.failed(None, false),
+                        true => state.backoff.short_lived(life),
                         false => state.backoff = Backoff::default(),
                     }
                 });
@@ -311,53 +309,67 @@ impl Mints {
         }
     }
 
-    /// Puts the next token into use, unless another request has done it or the configuration has changed.
-    async fn promote(&self, key: &MintKey, recipe: &Arc<MintRecipe>) {
-        let (policies, key, recipe) = (self.policies.clone(), key.clone(), recipe.clone());
-        let _ = spawn_blocking(move || policies.promote_next(&key, &recipe)).await;
-    }
-
-    /// Makes sure that a credential has a token. Returns why it has none.
-    async fn provide(
-        self: &Arc<Self>,
-        credential: &Credential,
-        is_selected: bool,
-        within: Option<Duration>,
-    ) -> Result<(), &'static str> {
-        let (Some(key), Some(recipe)) = (credential.mint_key(), credential.recipe()) else { return Ok(()) };
-        let need = self.need(credential, &key);
-        let placing = match need {
-            Need::Nothing => return Ok(()),
-            Need::Renewal => Placing::AfterCurrent,
-            Need::Replacement | Need::Token => Placing::Now,
-            Need::Promotion => {
-                self.promote(&key, recipe).await;
-                return Ok(());
-            }
-        };
-        let flight = self.flight(&key, recipe, placing);
-        let limit = match (need, flight.as_ref()) {
-            // The token is renewed beside the request, and a rejected one may still be valid.
-            (Need::Renewal, _) | (Need::Replacement, None | Some((_, false))) => return Ok(()),
-            (Need::Replacement, Some(_)) => recipe.mint_timeout.min(SHORT_WAIT),
-            _ if is_selected => recipe.mint_timeout,
-            _ => recipe.mint_timeout.min(SHORT_WAIT),
-        };
-        let Some((flight, _)) = flight else { return Err("the last attempt to mint a token has failed") };
-        let ended = timeout(within.map_or(limit, |within| limit.min(within)), flight.end()).await;
-        match ended {
-            Ok(true) => {
-                // The old one may have expired after the renewal had begun.
-                let policy = self.policies.snapshot();
-                let now = policy.minted(&key).filter(|now| self.need(now, &key) == Need::Promotion);
-                if let Some(recipe) = now.and_then(|now| now.recipe()) {
-                    self.promote(&key, recipe).await;
+    /// Makes sure that a credential has a token, within a time limit. Returns why it has none.
+    async fn provide(self: &Arc<Self>, key: &MintKey, is_selected: bool, within: Duration) -> Result<(), &'static str> {
+        let deadline = Instant::now().checked_add(within);
+        loop {
+            // A later step refuses the request if the credential is no longer there.
+            let Some(Beginning { need, recipe, flight, is_new, rejected }) = self.begin(key) else { return Ok(()) };
+            match need {
+                // The token is renewed beside the request.
+                Need::Nothing | Need::Renewal => return Ok(()),
+                Need::Promotion => {
+                    let (policies, key) = (self.policies.clone(), key.clone());
+                    // False if another request has done it.
+                    let _ = spawn_blocking(move || policies.promote_next(&key, &recipe, rejected)).await;
+                    return Ok(());
                 }
-                Ok(())
+                // One request waits. The rejected token may still be valid.
+                Need::Replacement if !is_new => return Ok(()),
+                Need::Replacement | Need::Token => {}
             }
-            _ if need == Need::Replacement => Ok(()),
-            Ok(false) => Err("no token could be minted"),
-            Err(_) => Err("no token within mint_timeout"),
+            let Some(flight) = flight else { return Err("the last attempt to mint a token has failed") };
+            let limit = if is_selected && need == Need::Token {
+                recipe.mint_timeout
+            } else {
+                recipe.mint_timeout.min(SHORT_WAIT)
+            };
+            let left = deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()).min(limit));
+            match timeout(left, flight.end()).await {
+                // The token may be the next one, if the current one has expired meanwhile.
+                Ok(true) if !left.is_zero() => {}
+                _ if need == Need::Replacement => return Ok(()),
+                Ok(_) => return Err("no token could be minted"),
+                Err(_) => return Err("no token within mint_timeout"),
+            }
+        }
+    }
+}
+
+/// The decision on one request.
+struct Beginning {
+    need: Need,
+    recipe: Arc<MintRecipe>,
+    flight: Option<Flight>,
+    /// The request has started the flight.
+    is_new: bool,
+    /// The token that was rejected last, by the time at which it was minted.
+    rejected: Option<Instant>,
+}
+
+impl State {
+    fn need(&self, credential: &Credential) -> Need {
+        let is_rejected = |minted: Instant| self.rejections.last() == Some(minted);
+        match (credential.freshness(), credential.minted_value()) {
+            (Freshness::Absent, _) | (_, None) => Need::Token,
+            (Freshness::Replaceable, _) => Need::Promotion,
+            (_, Some(value)) if is_rejected(value.minted()) && credential.has_next() => Need::Promotion,
+            // The others may still be valid, and are searched for up to their end.
+            (_, Some(value)) if is_rejected(value.minted()) && credential.replaced_count() < MAX_REPLACED => {
+                Need::Replacement
+            }
+            (Freshness::Aging, _) => Need::Renewal,
+            (Freshness::Fresh, _) => Need::Nothing,
         }
     }
 }
@@ -370,15 +382,15 @@ impl Flight {
     }
 }
 
-/// Checks a token, and returns whether its life is so short that the next fetch has to wait.
-async fn checked(IssuedToken { value, life }: IssuedToken) -> Result<(Arc<MintedValue>, bool), MintError> {
+/// Checks a token, and returns it with its life.
+async fn checked(IssuedToken { value, life }: IssuedToken) -> Result<(Arc<MintedValue>, Duration), MintError> {
     let (TokenLife::Stated(time) | TokenLife::Assumed(time)) = life;
     let spread = backoff::random_share();
     // Whether it can be guessed is estimated, which is slow.
     let value = spawn_blocking(move || MintedValue::new(value, life, spread)).await;
     let value = value.map_err(|_| MintError::new("the token could not be checked"))?;
     let value = value.map_err(|error| MintError::lasting(error.to_string()))?;
-    Ok((Arc::new(value), time < SHORT_LIFE))
+    Ok((Arc::new(value), time))
 }
 
 impl MintError {
@@ -407,20 +419,25 @@ pub async fn provide_tokens(
     began: tokio::time::Instant,
     record: &mut Record,
 ) -> Verdict<()> {
-    let needed: Vec<(Arc<Credential>, bool)> = {
+    let needed: Vec<(MintKey, bool)> = {
         let policy = mints.policies.snapshot();
         let Some(task) = policy.task(grant.admitted().caller().task()) else { return Ok(()) };
         let selected = grant.selected_credential().map(|chosen| chosen.credential.name());
         let credentials = task.credentials().minted_for(grant.admitted().target().host());
-        credentials.map(|credential| (credential.clone(), Some(credential.name()) == selected)).collect()
+        let keys = credentials.filter_map(|one| Some((one.mint_key()?, Some(one.name()) == selected)));
+        keys.collect()
     };
     if needed.is_empty() {
         return Ok(());
     }
     record.enter(Stage::Mint);
-    let left = grant.timeouts().request.map(|total| total.saturating_sub(began.elapsed()));
-    for (credential, is_selected) in needed {
-        if let Err(why) = mints.provide(&credential, is_selected, left).await
+    let left = grant.timeouts().request.map(|total| total.saturating_sub(began.elapsed())).unwrap_or(Duration::MAX);
+    // All that the request does without have one time limit together.
+    let entered = Instant::now();
+    for (key, is_selected) in needed {
+        let short = SHORT_WAIT.saturating_sub(entered.elapsed());
+        let within = if is_selected { left } else { left.min(short) };
+        if let Err(why) = mints.provide(&key, is_selected, within).await
             && is_selected
         {
             record.rule(why);

@@ -22,11 +22,11 @@ async fn lab(credential: &str, integration: &str) -> (Lab, Origin) {
     (builder.proxy(&text).await, origin)
 }
 
-const AUTO: &str = "auth_type = \"auto\"\nswap_in = [\"path\"]";
+const PATH: &str = "auth_type = \"path\"";
 
 #[tokio::test]
 async fn a_placeholder_in_the_path_is_replaced_on_every_way_in() {
-    let (lab, origin) = lab(AUTO, "paths = [\"/tell\", \"/*/sendMessage\"]").await;
+    let (lab, origin) = lab(PATH, "paths = [\"/tell\", \"/*/sendMessage\"]").await;
     let port = origin.port();
     for way in Way::ALL {
         for spelled in ["${secrets.BOT}", "$%7Bsecrets.BOT%7D", "%24%7bsecrets%2eBOT%7d"] {
@@ -50,7 +50,7 @@ async fn a_placeholder_in_the_path_is_replaced_on_every_way_in() {
 
 #[tokio::test]
 async fn what_comes_back_of_the_path_is_redacted() {
-    let (lab, origin) = lab(AUTO, "").await;
+    let (lab, origin) = lab(PATH, "").await;
     let url = format!("https://api.test:{}/tell/$%7Bsecrets.BOT%7D?whole", origin.port());
     let reply = lab.by(Way::TunnelH1, "GET", &url, &[], "").await;
     assert!(origin.last().uri.path().ends_with(VALUE));
@@ -60,7 +60,7 @@ async fn what_comes_back_of_the_path_is_redacted() {
 
 #[tokio::test]
 async fn a_placeholder_that_is_not_replaced_is_refused_or_a_text() {
-    let (lab, origin) = lab(AUTO, "").await;
+    let (lab, origin) = lab(PATH, "").await;
     let at = |host: &str, path: &str| format!("https://{host}:{}{path}", origin.port());
     let bot = "$%7Bsecrets.BOT%7D";
     let refused = [
@@ -77,6 +77,16 @@ async fn a_placeholder_that_is_not_replaced_is_refused_or_a_text() {
     let lines = lab.audit().await;
     let reasons: Vec<_> = lines.iter().filter_map(|line| line["placeholder"]["reason"].as_str()).collect();
     assert_eq!(reasons, refused.iter().map(|(_, reason)| *reason).collect::<Vec<_>>());
+    // Elsewhere the API could show it to others, as the text of a message.
+    let text = at("api.test", "/botOTHER/sendMessage?text=$%7Bsecrets.BOT%7D");
+    let fields = [("x-note", "${secrets.BOT}"), ("authorization", "Bearer ${secrets.BOT}")];
+    let mut elsewhere = vec![(text, vec![])];
+    elsewhere.extend(fields.map(|field| (at("api.test", "/"), vec![field])));
+    for (url, fields) in elsewhere {
+        lab.by(Way::TunnelH1, "GET", &url, &fields, "").await.assert_refused(403, "credential_not_bound");
+    }
+    let named = [("exeat-credential", "BOT")];
+    lab.by(Way::TunnelH1, "GET", &at("api.test", "/"), &named, "").await.assert_refused(403, "credential_not_bound");
     // The task has no such credential, so it has this form by chance.
     let url = at("api.test", "/$%7Bsecrets.NONE%7D");
     assert_eq!(lab.by(Way::TunnelH1, "GET", &url, &[], "").await.status, 200);
@@ -104,7 +114,7 @@ async fn only_swap_in_replaces_in_the_path() {
 
 #[tokio::test]
 async fn a_required_credential_may_stand_in_the_path() {
-    let (lab, origin) = lab(AUTO, "require_credential = \"BOT\"").await;
+    let (lab, origin) = lab(PATH, "require_credential = \"BOT\"").await;
     let url = |path: &str| format!("https://api.test:{}{path}", origin.port());
     lab.by(Way::TunnelH1, "GET", &url("/botMINE/x"), &[], "").await.assert_refused(403, "credential_required");
     let own = [("authorization", "Bearer mine"), ("x-api-key", "mine")];
