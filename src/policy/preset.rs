@@ -102,7 +102,7 @@ pub(super) fn expand(root: &mut Table, findings: &Findings) {
     });
 }
 
-/// As [`expand`], for a configuration whose problems have been reported.
+/// As `expand`, for a configuration whose problems have been reported.
 pub fn expand_quietly(root: &mut Table) {
     expand_known(root, &mut |_, _| {});
 }

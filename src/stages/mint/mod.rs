@@ -430,8 +430,18 @@ pub async fn provide_tokens(
     if needed.is_empty() {
         return Ok(());
     }
+    let left = grant.timeouts().request.map_or(Duration::MAX, |total| total.saturating_sub(began.elapsed()));
+    // Boxed, so that the requests without such a credential do not pay for it.
+    Box::pin(provide_needed(mints, needed, left, record)).await
+}
+
+async fn provide_needed(
+    mints: &Arc<Mints>,
+    needed: Vec<(MintKey, bool)>,
+    left: Duration,
+    record: &mut Record,
+) -> Verdict<()> {
     record.enter(Stage::Mint);
-    let left = grant.timeouts().request.map(|total| total.saturating_sub(began.elapsed())).unwrap_or(Duration::MAX);
     // All that the request does without have one time limit together.
     let entered = Instant::now();
     for (key, is_selected) in needed {
