@@ -18,7 +18,7 @@ use super::listeners;
 use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
-use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, log_values};
+use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, log_values, minted};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
@@ -159,6 +159,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
         log_values: log_values(&fixed_log_values, &credentials),
         fixed_log_values,
+        minted: minted(&credentials),
         credentials,
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,

@@ -245,6 +245,12 @@ impl Credential {
         self.minting.as_ref().map(|minting| &minting.recipe)
     }
 
+    /// Returns the fingerprint of that recipe.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<[u8; 32]> {
+        self.minting.as_ref().map(|minting| minting.fingerprint)
+    }
+
     /// Returns the name of a minted credential.
     #[must_use]
     pub fn mint_key(&self) -> Option<MintKey> {

@@ -178,6 +178,8 @@ pub enum TokenLife {
 /// The recipe of a credential, and the tokens that were minted by it.
 pub(super) struct Minting {
     pub(super) recipe: Arc<MintRecipe>,
+    /// The recipe's fingerprint, which each request compares.
+    pub(super) fingerprint: [u8; 32],
     /// The workspace of the tasks that share the tokens.
     pub(super) workspace: String,
     /// The token that is sent.
@@ -491,6 +493,7 @@ impl MintedValue {
 impl Minting {
     pub(super) fn new(recipe: MintRecipe, workspace: &str) -> Self {
         Self {
+            fingerprint: recipe.fingerprint(),
             recipe: Arc::new(recipe),
             workspace: workspace.to_owned(),
             current: None,
@@ -537,7 +540,8 @@ impl Minting {
     pub(super) fn with_recipe(&self, recipe: Arc<MintRecipe>) -> Self {
         let retired = self.retired_by(&recipe);
         let (current, next, earlier) = (self.current.clone(), self.next.clone(), self.earlier.clone());
-        Self { recipe, workspace: self.workspace.clone(), current, next, earlier, retired }
+        let fingerprint = recipe.fingerprint();
+        Self { recipe, fingerprint, workspace: self.workspace.clone(), current, next, earlier, retired }
     }
 
     /// Returns the state after a token has been minted. An endpoint may issue the same token again.
@@ -547,8 +551,8 @@ impl Minting {
         let waits = placing == Placing::AfterCurrent && is_valid && !is_known;
         let (current, next) = if waits { (self.current.clone(), Some(value)) } else { (Some(value), None) };
         let earlier = self.searched_besides(&[&current, &next]);
-        let retired = self.retired_by(&recipe);
-        Self { recipe, workspace: self.workspace.clone(), current, next, earlier, retired }
+        let (retired, fingerprint) = (self.retired_by(&recipe), recipe.fingerprint());
+        Self { recipe, fingerprint, workspace: self.workspace.clone(), current, next, earlier, retired }
     }
 
     /// Returns the state in which the next token is sent, if it is time: the current one has expired, or an origin has rejected
@@ -561,16 +565,17 @@ impl Minting {
         let current = self.next.clone();
         let earlier = self.searched_besides(&[&current]);
         let (recipe, workspace, retired) = (self.recipe.clone(), self.workspace.clone(), self.retired.clone());
-        Some(Self { recipe, workspace, current, next: None, earlier, retired })
+        Some(Self { recipe, fingerprint: self.fingerprint, workspace, current, next: None, earlier, retired })
     }
 
     /// Returns the state under a newer policy. Tokens of another recipe are only searched for.
     pub(super) fn taken_over_by(&self, new: &Self) -> Self {
-        let is_same = self.recipe.fingerprint() == new.recipe.fingerprint();
+        let is_same = self.fingerprint == new.fingerprint;
         let (current, next) = if is_same { (self.current.clone(), self.next.clone()) } else { (None, None) };
         let earlier = self.searched_besides(&[&current, &next]);
         let retired = self.retired_by(&new.recipe);
-        Self { recipe: new.recipe.clone(), workspace: new.workspace.clone(), current, next, earlier, retired }
+        let (recipe, workspace) = (new.recipe.clone(), new.workspace.clone());
+        Self { recipe, fingerprint: new.fingerprint, workspace, current, next, earlier, retired }
     }
 
     /// Returns the tokens that may still be valid, except those that are kept elsewhere, and the oldest if there are too many.

@@ -52,6 +52,8 @@ pub struct Policy {
     pub(super) tokens: HashMap<TokenHash, TaskName>,
     /// The credentials of all tasks.
     pub(super) credentials: Vec<Arc<Credential>>,
+    /// Those that are minted.
+    pub(super) minted: HashMap<MintKey, Arc<Credential>>,
     /// The values of all credentials and tokens, which no log or record may contain.
     pub(super) log_values: Arc<LogValues>,
     /// Those of them that are not minted.
@@ -67,6 +69,11 @@ pub(super) fn fixed_log_values<'t>(
     let credentials = credentials.map(|credential| Box::new(credential.clone()) as Box<dyn ValueSource>);
     let tokens = tasks.flat_map(|task| task.tokens.clone()).map(|token| Box::new(token) as Box<dyn ValueSource>);
     Arc::new(LogValues::new(credentials.chain(tokens)))
+}
+
+/// Indexes the credentials that are minted.
+pub(super) fn minted(credentials: &[Arc<Credential>]) -> HashMap<MintKey, Arc<Credential>> {
+    credentials.iter().filter_map(|credential| Some((credential.mint_key()?, credential.clone()))).collect()
 }
 
 /// Returns all values that the log may not contain.
@@ -304,7 +311,7 @@ impl Policy {
     /// Returns a minted credential.
     #[must_use]
     pub fn minted(&self, key: &MintKey) -> Option<&Arc<Credential>> {
-        self.credentials.iter().find(|credential| credential.mint_key().as_ref() == Some(key))
+        self.minted.get(key)
     }
 
     /// Returns the policy with another state of a minted credential. `None` if the policy no longer has this recipe.
@@ -316,7 +323,7 @@ impl Policy {
     ) -> Option<Self> {
         let credential = self.minted(key)?;
         let minting = credential.minting.as_ref()?;
-        if minting.recipe.fingerprint() != used.fingerprint() {
+        if minting.fingerprint != used.fingerprint() {
             return None;
         }
         let new = Arc::new(credential.with_minting(change(minting)?));
@@ -373,6 +380,7 @@ impl Policy {
             log_values: log_values(&self.fixed_log_values, &credentials),
             fixed_log_values: self.fixed_log_values.clone(),
             tasks,
+            minted: minted(&credentials),
             credentials,
         }
     }

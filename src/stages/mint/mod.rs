@@ -199,7 +199,7 @@ impl Mints {
         let credential = policy.minted(key)?;
         let recipe = credential.recipe()?;
         let state = states.entry(key.clone()).or_default();
-        let fingerprint = recipe.fingerprint();
+        let fingerprint = credential.fingerprint()?;
         if state.recipe != fingerprint {
             // The failures of another recipe say nothing of this one.
             (state.recipe, state.flight, state.backoff) = (fingerprint, None, Backoff::default());
@@ -309,6 +309,11 @@ impl Mints {
         }
     }
 
+    fn has_other_recipe(&self, key: &MintKey, recipe: &Arc<MintRecipe>) -> bool {
+        let policy = self.policies.snapshot();
+        policy.minted(key).and_then(|now| now.recipe()).is_some_and(|now| !Arc::ptr_eq(now, recipe))
+    }
+
     /// Makes sure that a credential has a token, within a time limit. Returns why it has none.
     async fn provide(self: &Arc<Self>, key: &MintKey, is_selected: bool, within: Duration) -> Result<(), &'static str> {
         let deadline = Instant::now().checked_add(within);
@@ -337,9 +342,11 @@ impl Mints {
             let left = deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()).min(limit));
             match timeout(left, flight.end()).await {
                 // The token may be the next one, if the current one has expired meanwhile.
-                Ok(true) if !left.is_zero() => {}
+                Ok(true) => {}
                 _ if need == Need::Replacement => return Ok(()),
-                Ok(_) => return Err("no token could be minted"),
+                // A reload has changed the credential meanwhile.
+                Ok(false) if self.has_other_recipe(key, &recipe) => {}
+                Ok(false) => return Err("no token could be minted"),
                 Err(_) => return Err("no token within mint_timeout"),
             }
         }
