@@ -15,6 +15,7 @@ use super::admin_tokens::{self, UnusableToken};
 use super::approval_notifier::{self, ApprovalNotifier};
 use super::log_sender::LogSender;
 use super::own_server::OwnServers;
+use super::token_endpoint::TokenEndpoints;
 use super::trace_exporter::TraceExporter;
 use super::{ledger, trace_exporter, vault};
 use crate::audit::traces::Traces;
@@ -24,10 +25,13 @@ use crate::flow::peer_user;
 use crate::ledger::reach;
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
+use crate::policy::credential::Credential;
+use crate::policy::mint::TokenGrant;
 use crate::policy::rule::Policy;
 use crate::policy::settings::{LedgerAt, ListenAt, ProxyListener, Roots, Settings};
 use crate::policy::source;
 use crate::policy::store::PolicyStore;
+use crate::stages::mint::Issuer;
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
@@ -100,12 +104,13 @@ pub fn without_owners(settings: &Settings) -> Option<&ProxyListener> {
 pub(super) const NO_OWNERS: &str = "the kernel does not say here who owns a socket (sock_diag), so clients of this listener \
      need a token; under systemd, RestrictAddressFamilies needs AF_NETLINK";
 
-/// Checks that the daemon's own servers can be reached: that of a shared ledger, and the log collector. Only the first one is
-/// needed for requests.
+/// Checks that the daemon's own servers can be reached: that of a shared ledger, the log collector and others. Fetches a token for
+/// each credential that is minted, except by a refresh token, which its endpoint could replace.
 pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
     let mut found = Found::default();
     // Their problems have been found already.
     let (Ok(resolver), Ok(tls)) = (resolver(settings), upstream_tls(settings)) else { return found };
+    let minted: Vec<_> = policy.credentials().filter(|credential| credential.recipe().is_some()).cloned().collect();
     let (policies, resolver) = (Arc::new(PolicyStore::new(policy)), Arc::new(resolver));
     let connect_timeout = settings.upstream.connect_timeout;
     let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
@@ -133,7 +138,21 @@ pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
     {
         found.warning("traces.endpoint", format_args!("{error}; traces are dropped until it answers"), "");
     }
+    check_tokens(&minted, TokenEndpoints::new(&own_servers).issuer(), &mut found).await;
     found
+}
+
+async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Found) {
+    for credential in minted {
+        let Some(recipe) = credential.recipe() else { continue };
+        let path = format!("credentials.{}.token_url", credential.name());
+        if matches!(recipe.grant, TokenGrant::RefreshToken { .. }) {
+            found.warning(&path, "no token was fetched, because that could replace the refresh token", "");
+        } else if let Err(error) = issuer(recipe.clone()).await.token {
+            let problem = format!("no token could be fetched from {}: {}", recipe.url, error.reason);
+            found.warning(&path, format_args!("{problem}; requests with the credential are refused"), "");
+        }
+    }
 }
 
 /// Returns the resolver of a daemon with these settings.

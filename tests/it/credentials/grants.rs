@@ -27,6 +27,7 @@ use super::aws::tls_before;
 use super::token_server::{Asked, TokenServer, issue, json as answer, token};
 use crate::lab::client::Way;
 use crate::lab::{Lab, LabBuilder, Origin};
+use crate::operation::cli::{exeat, text};
 
 const SECRET: &str = "gHx7Kq2mZv9LpW4sVt6eRRu8";
 const REFRESH: &str = "rt-9LpW4sVt6eRRu8YbN3cHd5JfQw";
@@ -509,4 +510,39 @@ async fn oidc_provider_accepts_each_client() {
         }
         lab = lab.restarted().await;
     }
+}
+
+/// An operator learns before the start whether the endpoint issues tokens.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_online_fetches_a_token() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let server =
+        TokenServer::start(&builder, "login.test", |asked, n| match asked.header("authorization").is_empty() {
+            true => answer(401, &json!({ "error": "invalid_client" })),
+            false => issue(n, 3600),
+        })
+        .await;
+    let dir = builder.dir.path();
+    fs::write(dir.join("secret"), SECRET).unwrap();
+    store(dir, "REFRESH", REFRESH);
+    let check = async |credential: &str| {
+        let config = builder.config(&configuration(&origin, &server, credential));
+        fs::write(dir.join("e.toml"), format!("state_dir = \".\"\n{config}")).unwrap();
+        let output = Command::from(exeat(dir, &["check", "--online", "-c", "e.toml"])).output();
+        let output = timeout(Duration::from_secs(60), output).await.unwrap().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let client = "auth_type = \"oauth2_client_credentials\"\ntoken_url = \"LOGIN/token\"\nclient_id = \"me\"\nclient_secret = \"file:secret\"\n";
+    let (code, said) = check(client).await;
+    assert_eq!((code, said.contains("credentials.C"), server.asked().len()), (Some(0), false, 1), "{said}");
+    let (code, said) = check(&format!("{client}client_auth = \"client_secret_post\"")).await;
+    let want = format!(
+        "credentials.C.token_url: no token could be fetched from https://login.test:{}: the endpoint answered 401: invalid_client",
+        server.port
+    );
+    assert!(code == Some(0) && said.contains(&want), "{said}");
+    let (code, said) = check(REFRESHED).await;
+    assert!(code == Some(0) && said.contains("could replace the refresh token"), "{said}");
+    assert_eq!(server.asked().len(), 2);
 }
