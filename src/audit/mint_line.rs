@@ -9,23 +9,24 @@ use super::sink::{Sink, SinkError};
 use super::timestamp;
 use crate::model::name::CredentialName;
 
-/// The line about one attempt. It holds no value.
+/// The line about one attempt. It holds no value. Its members have the names that they have in other lines, so that what reads
+/// those shows this one, too.
 #[derive(Debug, Serialize)]
 pub struct MintLine<'l> {
     ts: String,
     event: Event,
-    credential: &'l str,
+    credential_used: &'l str,
     workspace: &'l str,
     /// The token endpoint, without its path.
-    endpoint: String,
+    url: String,
     /// `minted` or `failed`.
-    outcome: &'static str,
+    decision: &'static str,
     /// The end of the token's life.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<String>,
     /// The reason of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'l str>,
+    rule: Option<&'l str>,
     latency_ms: f64,
 }
 
@@ -41,25 +42,25 @@ impl<'l> MintLine<'l> {
         Self {
             ts: timestamp::now(),
             event: Event::Mint,
-            credential: credential.as_str(),
+            credential_used: credential.as_str(),
             workspace,
-            endpoint: endpoint.to_string(),
-            outcome: "failed",
+            url: endpoint.to_string(),
+            decision: "failed",
             expires_at: None,
-            reason: None,
+            rule: None,
             latency_ms: (latency.as_secs_f64() * 1e6).round() / 1e3,
         }
     }
 
     /// Sets the end of the life of the token that was minted.
     pub fn set_expiry(&mut self, at: SystemTime) {
-        self.outcome = "minted";
+        self.decision = "minted";
         self.expires_at = Some(timestamp::of(at));
     }
 
     /// Sets the reason of a failure, which holds no text of the endpoint.
     pub fn set_error(&mut self, reason: &'l str) {
-        self.reason = Some(reason);
+        self.rule = Some(reason);
     }
 
     /// Writes the line and waits until it is written.

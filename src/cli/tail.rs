@@ -330,6 +330,9 @@ mod tests {
         let want = "2026-11-21T10:00:00.5Z closed    research GET https://api.test:443/v1 403 host_not_allowed \
                     12.3 ms, sent 5 B, received 559 B, with KEY\n";
         assert_eq!(args(&[]).shown(WRITTEN).unwrap(), want);
+        let failed = r#"{"ts":"t","event":"mint","credential_used":"CRM","workspace":"default","url":"https://login.test","decision":"failed","rule":"the endpoint answered 401","latency_ms":5.0}"#;
+        let want = "t mint      https://login.test failed (the endpoint answered 401) 5.0 ms, with CRM\n";
+        assert_eq!(args(&[]).shown(failed).unwrap(), want);
         let unknown = r#"{"ts":"t","event":"refused","peer":"127.0.0.1:9","code":"caller_unknown"}"#;
         assert_eq!(args(&[]).shown(unknown).unwrap(), "t refused   caller_unknown from 127.0.0.1:9\n");
     }

@@ -59,7 +59,8 @@ pub(super) async fn run(
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
-    // A credential whose token has to be fetched gets one now: it is part of a new policy, so that the scan below knows it.
+    // Credentials whose values are tokens, and which the origin may receive, have valid ones from here on. A token that was
+    // fetched is part of a new policy, so the scan below knows it.
     mint::provide_tokens(&services.mints, &grant, body.began(), record).await?;
     // The body may have taken long to arrive, so the request is authorized again under the current policy. If only that
     // policy requires an approval, the body may not be complete, and `approve` refuses with `Fail::Draining`: the

@@ -286,7 +286,9 @@ impl MintRecipe {
             let parts = [Some(issuer), subject.as_ref(), audience.as_ref(), scope.as_ref()];
             parts.into_iter().flatten().cloned().collect::<Vec<_>>().join(" ")
         };
-        let mut parts = vec![format!("{}{}", self.url, self.url.path())];
+        // A query could have a secret.
+        let path = self.url.path().split('?').next().unwrap_or_default();
+        let mut parts = vec![format!("{}{path}", self.url)];
         match &self.client {
             ClientAuth::Anonymous => {}
             ClientAuth::Public { id }

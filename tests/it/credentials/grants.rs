@@ -9,8 +9,9 @@ use aws_lc_rs::encoding::{AsDer, Pkcs8V1Der};
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{
-    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, ED25519, EcdsaKeyPair, Ed25519KeyPair, KeyPair,
-    RSA_PKCS1_2048_8192_SHA256, RsaKeyPair, UnparsedPublicKey, VerificationAlgorithm,
+    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED, ECDSA_P384_SHA384_FIXED_SIGNING,
+    ED25519, EcdsaKeyPair, Ed25519KeyPair, KeyPair, RSA_PKCS1_2048_8192_SHA256, RsaKeyPair, UnparsedPublicKey,
+    VerificationAlgorithm,
 };
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -53,6 +54,22 @@ impl Key {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der.as_ref()).unwrap();
         let public = pair.public_key().as_ref().to_vec();
         Self { pem: pem(der.as_ref()), public, algorithm: &ECDSA_P256_SHA256_FIXED, name: "ES256" }
+    }
+
+    fn p384() -> Self {
+        let der = EcdsaKeyPair::generate_pkcs8(&ECDSA_P384_SHA384_FIXED_SIGNING, &SystemRandom::new()).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P384_SHA384_FIXED_SIGNING, der.as_ref()).unwrap();
+        let public = pair.public_key().as_ref().to_vec();
+        Self { pem: pem(der.as_ref()), public, algorithm: &ECDSA_P384_SHA384_FIXED, name: "ES384" }
+    }
+
+    /// The same key in PKCS #1, as GitHub hands it out.
+    fn in_pkcs1(self) -> Self {
+        let body = self.pem.lines().filter(|line| !line.starts_with('-')).collect::<String>();
+        // The header of PKCS #8 for a key of 2048 bits has this length.
+        let der = STANDARD.decode(body).unwrap().split_off(26);
+        assert_eq!(der[..2], [0x30, 0x82], "a sequence");
+        Self { pem: pem(&der).replace("PRIVATE KEY", "RSA PRIVATE KEY"), ..self }
     }
 
     fn ed25519() -> Self {
@@ -150,7 +167,7 @@ impl Minted {
         assert!(self.lab.daemon.flush_audit().await);
         let log = fs::read_to_string(self.lab.audit_file()).unwrap();
         let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines.rfind(|line| line["event"] == "mint").unwrap()["reason"].as_str().unwrap_or_default().to_owned()
+        lines.rfind(|line| line["event"] == "mint").unwrap()["rule"].as_str().unwrap_or_default().to_owned()
     }
 }
 
@@ -165,7 +182,7 @@ async fn a_client_is_authenticated_in_each_way() {
     assert_eq!(names, ["client_credentials", "me", SECRET]);
     assert_eq!(asked.header("authorization"), "");
 
-    for key in [Key::rsa(), Key::p256(), Key::ed25519()] {
+    for key in [Key::rsa(), Key::p256(), Key::p384(), Key::ed25519()] {
         let signed = format!("{usual}private_key = \"file:key.pem\"\nkey_id = \"k1\"");
         let minted = start(&signed, &[("key.pem", &key.pem)], |_, n| issue(n, 60)).await;
         assert_eq!(minted.get().await, 200, "{}: {}", key.name, minted.reason().await);
@@ -275,7 +292,7 @@ async fn assertions_and_exchanged_tokens_are_grants() {
 
 #[tokio::test]
 async fn github_google_and_microsoft_get_their_own_requests() {
-    let key = Key::rsa();
+    let key = Key::rsa().in_pkcs1();
     let github = "auth_type = \"github_app\"\ntoken_url = \"LOGIN/api/v3\"\napp_id = \"12345\"\ninstallation_id = \"678\"\nprivate_key = \"file:key.pem\"\nrepositories = [\"exeat\"]\npermissions = { contents = \"read\" }";
     let minted = start(github, &[("key.pem", &key.pem)], |_, n| {
         let end = time::OffsetDateTime::now_utc() + Duration::from_secs(3600);

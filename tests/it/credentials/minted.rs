@@ -95,10 +95,10 @@ async fn a_token_is_fetched_once_and_injected_on_every_way_in() {
     assert_eq!(lines.len(), 1);
     let line = &lines[0];
     assert_eq!(
-        (&line["credential"], &line["workspace"], &line["outcome"]),
+        (&line["credential_used"], &line["workspace"], &line["decision"]),
         (&json!("CRM"), &json!("default"), &json!("minted"))
     );
-    assert_eq!(line["endpoint"], format!("https://login.test:{}", minted.server.port));
+    assert_eq!(line["url"], format!("https://login.test:{}", minted.server.port));
     let life = time_of(&line["expires_at"]) - time_of(&line["ts"]);
     assert!((3585..=3595).contains(&life.whole_seconds()), "{life}");
     let ended = minted.lab.ended(0).await;
@@ -184,8 +184,8 @@ async fn without_a_token_nothing_is_sent() {
         minted.get("/").await.assert_refused(503, "credential_unavailable");
         assert_eq!((minted.server.asked().len(), minted.origin.seen().len()), (1, 0), "{why}");
         let lines = minted.mints().await;
-        let reason = lines[0]["reason"].as_str().unwrap();
-        assert!(lines.len() == 1 && lines[0]["outcome"] == "failed" && reason.contains(why), "{why}: {reason}");
+        let reason = lines[0]["rule"].as_str().unwrap();
+        assert!(lines.len() == 1 && lines[0]["decision"] == "failed" && reason.contains(why), "{why}: {reason}");
         assert!(!reason.contains("shh") && !reason.contains(&token(0)));
         let ended = minted.lab.ended(1).await;
         assert_eq!(
