@@ -45,6 +45,9 @@ pub struct Line {
     pub path: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credential_used: Option<String>,
+    /// The credentials that were sent beside it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub credentials_beside: Vec<String>,
     /// The credential whose value the client itself sent, in its own place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent_by_client: Option<String>,
@@ -114,6 +117,8 @@ pub struct PlaceholderPlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misplaced {
+    /// The body is malformed, or has two members of one name.
+    Ambiguous,
     /// There is other text beside it.
     BesideText,
     /// It is in the name of a parameter.
@@ -138,6 +143,7 @@ impl Misplaced {
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
+            Self::Ambiguous => "in a body that is malformed or names a member twice",
             Self::BesideText => "beside other text",
             Self::InName => "in the name of a parameter",
             Self::InEscape => "within an escape",

@@ -363,9 +363,11 @@ impl Record {
         self.line.rule = Some(self.noted(&rule.into(), 256));
     }
 
-    /// Records the injected credential, if any.
-    pub fn credential(&mut self, name: Option<&CredentialName>) {
-        self.line.credential_used = name.map(ToString::to_string);
+    /// Records the injected credential, if any, and those that are sent beside it.
+    pub fn credentials<'n>(&mut self, names: impl Iterator<Item = &'n CredentialName>) {
+        let mut names = names.map(ToString::to_string);
+        self.line.credential_used = names.next();
+        self.line.credentials_beside = names.collect();
     }
 
     /// Returns the injected credential, if any.
@@ -526,8 +528,9 @@ impl Record {
     /// Records that credentials in the response were redacted. Raises an alarm if one of them was not sent.
     pub fn redacted(&mut self, count: u64, whose: &[Vec<&ValueOwner>]) {
         self.line.redacted = Some(count);
-        let used = self.line.credential_used.as_deref();
-        let was_sent = |one: &ValueOwner| matches!(one, ValueOwner::Credential(name) if Some(name.as_str()) == used);
+        let used = self.line.credential_used.iter().chain(&self.line.credentials_beside);
+        let is_used = |name: &CredentialName| used.clone().any(|used| used == name.as_str());
+        let was_sent = |one: &ValueOwner| matches!(one, ValueOwner::Credential(name) if is_used(name));
         let unsent = whose.iter().filter(|one| !one.iter().any(|one| was_sent(one))).flatten();
         let unsent: BTreeSet<String> = unsent.map(ToString::to_string).collect();
         if !unsent.is_empty() {
@@ -809,6 +812,7 @@ impl Record {
         } else {
             // The credential was selected but not used.
             line.credential_used = None;
+            line.credentials_beside.clear();
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);

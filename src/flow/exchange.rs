@@ -59,6 +59,8 @@ pub(super) async fn run(
     // A small body that has to be scanned, and the body of a request that needs an approval, is read completely now,
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
+    // A credential whose placeholder stands in the body is selected only now.
+    let grant = authorize::with_body(&policy, grant, &head, &body, record)?;
     // Credentials whose values are tokens, and which the origin may receive, have valid ones from here on. A token that was
     // fetched is part of a new policy, so the scan below knows it.
     mint::provide_tokens(&services.mints, &grant, body.began(), record).await?;
@@ -66,7 +68,7 @@ pub(super) async fn run(
     // policy requires an approval, the body may not be complete, and `approve` refuses with `Fail::Draining`: the
     // client retries. Later changes of the policy are covered by `revocation` below, which checks the current policy first.
     let policy = services.policies.snapshot();
-    let grant = authorize::renew(&policy, grant, &head, record)?;
+    let grant = authorize::renew(&policy, grant, &head, &body, record)?;
     let cleared = inspect::request(grant, head, body, record).await?;
     // Does not wait for a person: without an approval the request is refused at once with `Deny::ApprovalPending`, and
     // the client repeats it. Before the host is resolved, so that such a request causes no DNS query. The ledger finds
@@ -88,7 +90,7 @@ pub(super) async fn run(
             services.resolver.recheck(&policy, admitted, pin, record)?
         }
     };
-    let token = mint::sent_token(approved.grant());
+    let tokens = mint::sent_tokens(approved.grant());
     let outbound = inject::build_request(approved, pinned, services.settings.proxy.via, record)?;
     // Writes the audit line `decided`, after all stages that decide. Nothing is sent if it cannot be written. The
     // exchange may still fail or be revoked before anything is sent; the line that closes it says so.
@@ -102,7 +104,7 @@ pub(super) async fn run(
     match services.forwarder.exchange(outbound, revocation, execution, record).await? {
         Received::Upgrade(upgrade) => Ok(Answer::Upgrade(upgrade)),
         Received::Response(response) => {
-            services.mints.note_status(token, response.status());
+            services.mints.note_status(tokens, response.status());
             limit::redact_and_check(*response, record).await.map(Answer::Response)
         }
     }

@@ -24,8 +24,8 @@ use crate::model::name::CredentialName;
 /// in this exchange and comes back. A value repeated in a response confirms nothing new and counts once.
 pub struct Redactor {
     matcher: Arc<Matcher>,
-    /// The credential that was sent.
-    sent_credential: Option<CredentialName>,
+    /// The credentials that were sent.
+    sent_credentials: Vec<CredentialName>,
     scanner: Scanner,
     queue: DelayQueue,
     /// The position up to which bytes are released.
@@ -61,10 +61,10 @@ impl Redactor {
 
     /// Creates a redactor for a stream of an exchange in which this credential was sent.
     #[must_use]
-    pub fn with_sent(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
+    pub fn with_sent(matcher: Arc<Matcher>, sent: impl IntoIterator<Item = CredentialName>) -> Self {
         Self {
             matcher,
-            sent_credential: sent,
+            sent_credentials: sent.into_iter().collect(),
             scanner: Scanner::default(),
             queue: DelayQueue::default(),
             releasable_to: 0,
@@ -83,7 +83,7 @@ impl Redactor {
     /// Creates a redactor for another stream of the same exchange.
     #[must_use]
     pub fn sibling(&self) -> Self {
-        Self::with_sent(self.matcher.clone(), self.sent_credential.clone())
+        Self::with_sent(self.matcher.clone(), self.sent_credentials.clone())
     }
 
     /// Adds bytes.
@@ -243,10 +243,9 @@ impl Redactor {
     }
 
     fn was_sent(&self, owner: u32) -> bool {
-        let sent = self.sent_credential.as_ref();
         self.matcher
             .value_owners(owner)
-            .any(|owner| matches!(owner, ValueOwner::Credential(name) if Some(name) == sent))
+            .any(|owner| matches!(owner, ValueOwner::Credential(name) if self.sent_credentials.contains(name)))
     }
 
     /// Overwrites a range of the held bytes. Adjacent and overlapping ranges count as one.

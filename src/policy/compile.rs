@@ -113,6 +113,12 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         .map(|(name, raw)| (name.clone(), Arc::new(integration(name, raw, findings))))
         .collect();
     file.credentials.values().for_each(|raw| raw.check(findings));
+    for (name, raw) in &file.credentials {
+        for (i, other) in raw.with().iter().enumerate().filter(|(_, other)| !file.credentials.contains_key(*other)) {
+            let known = known_names(file.credentials.keys(), "credentials", other);
+            findings.problem(format!("credentials.{name}.with[{i}]"), format!("no credential named {other:?}"), known);
+        }
+    }
     for (name, integration) in &integrations {
         let required = integration.require_credential.as_ref();
         if let Some(required) = required.filter(|required| !file.credentials.contains_key(required.as_str())) {
@@ -922,6 +928,57 @@ pub(super) mod tests {
             ),
             ("[credentials.A]\nauth_type = \"bearer\"\nservice = \"s3\"", "credentials.A.service", "no service"),
             ("[credentials.A]\nswap_in = [\"body\"]", "credentials.A.swap_in[0]", "header:NAME"),
+            ("[credentials.A]\nswap_in = [\"body:json:key\"]", "credentials.A.swap_in[0]", "body:json:/POINTER"),
+            ("[credentials.A]\nswap_in = [\"body:json:/a~2\"]", "credentials.A.swap_in[0]", "body:json:/POINTER"),
+            ("[credentials.A]\nswap_in = [\"body:form:\"]", "credentials.A.swap_in[0]", "body:form:NAME"),
+            ("[credentials.A]\nswap_in = [\"cookie:a b\"]", "credentials.A.swap_in[0]", "cookie:NAME"),
+            (
+                "[credentials.A]\nauth_type = \"auto\"\nswap_in = [\"body:json:/key\"]",
+                "credentials.A.swap_in",
+                "\"placeholder\" with these places",
+            ),
+            ("[credentials.A]\nauth_type = \"placeholder\"", "credentials.A.swap_in", "body:json:/api_key"),
+            (
+                "[credentials.A]\nauth_type = \"placeholder\"\nswap_in = [\"path\"]\ninject = \"always\"",
+                "credentials.A.inject",
+                "no inject",
+            ),
+            ("[credentials.A]\nauth_type = \"cookie\"", "credentials.A.auth_cookie_name", "session"),
+            (
+                "[credentials.A]\nauth_type = \"cookie\"\nauth_cookie_name = \"a;b\"",
+                "credentials.A.auth_cookie_name",
+                "at most 64",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nauth_cookie_name = \"a\"",
+                "credentials.A.auth_cookie_name",
+                "no auth_cookie_name",
+            ),
+            ("[credentials.A]\nwith = [\"B\"]", "credentials.A.with[0]", "A"),
+            ("[credentials.A]\nwith = [\"A\"]", "credentials.A.with[0]", "each credential once"),
+            ("[credentials.A]\nwith = [\"B\", \"B\"]", "credentials.A.with[1]", "each credential once"),
+            ("[credentials.A]\nwith = [\"B\", \"C\", \"D\", \"E\", \"F\"]", "credentials.A.with", "fewer"),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\", \"b.example\"]\nwith = [\"B\"]\n\
+                 [credentials.B]\nauth_type = \"query_param\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 [tasks.t]\ncredentials = [\"A\", \"B\"]",
+                "tasks.t.credentials[0]",
+                "the same domains for B",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nwith = [\"B\"]\n\
+                 [credentials.B]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 [tasks.t]\ncredentials = [\"A\", \"B\"]",
+                "tasks.t.credentials[0]",
+                "another auth_type",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nwith = [\"B\"]\n\
+                 [credentials.B]\nauth_type = \"query_param\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 [tasks.t]\ncredentials = [\"A\"]",
+                "tasks.t.credentials[0]",
+                "\"B\" in this list",
+            ),
             ("[credentials.A]\nswap_in = [\"header:Host\"]", "credentials.A.swap_in[0]", "header:NAME"),
             (
                 "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nplaceholder = \"KEY-token-of\"\n[tasks.t]\ncredentials = [\"A\"]",

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, RANGE, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE, VIA,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, EXPECT, HOST, RANGE, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use subtle::ConstantTimeEq;
 
@@ -35,6 +35,8 @@ pub struct Credential {
     pub(super) placeholder: Option<String>,
     /// Further places in which the placeholder is replaced.
     pub(super) swap_in: Vec<Placement>,
+    /// The credentials that are sent beside this one.
+    pub(super) with: Vec<CredentialName>,
     /// With `aws_sigv4`, the rest of the key.
     pub(super) aws: Option<AwsKey>,
     /// `None` if the value is minted, or if the credential is disabled. The reason was reported when the configuration was
@@ -62,6 +64,10 @@ pub enum Auth {
     Auto,
     /// A segment of the path in which the placeholder stands. The value is never sent otherwise.
     Path,
+    /// A cookie.
+    Cookie(String),
+    /// The places of `swap_in` in which the placeholder stands. The value is never sent otherwise.
+    Placeholder,
     /// `Authorization: AWS4-HMAC-SHA256 …`: a signature of the request (AWS Signature Version 4). The value is the secret
     /// access key, which is never sent.
     AwsSigV4,
@@ -76,6 +82,12 @@ pub enum Placement {
     Parameter(String),
     /// A segment of the path, of which the value may be a part.
     Path,
+    /// A cookie.
+    Cookie(String),
+    /// A string in a JSON body, by its JSON Pointer (RFC 6901), or any string.
+    Json(Option<String>),
+    /// A parameter of a form, by its name, or any parameter.
+    Form(Option<String>),
 }
 
 /// A destination that a credential may be sent to.
@@ -103,14 +115,15 @@ impl Auth {
             Self::Header(name) => Some(Placement::Field(name.clone())),
             Self::Query(name) => Some(Placement::Parameter(name.clone())),
             Self::Path => Some(Placement::Path),
-            Self::Auto => None,
+            Self::Cookie(name) => Some(Placement::Cookie(name.clone())),
+            Self::Auto | Self::Placeholder => None,
         }
     }
 
     /// Returns true if the value is sent only where its placeholder stands.
     #[must_use]
     pub fn needs_placeholder(&self) -> bool {
-        matches!(self, Self::Auto | Self::Path)
+        matches!(self, Self::Auto | Self::Path | Self::Placeholder)
     }
 }
 
@@ -123,12 +136,31 @@ impl std::fmt::Display for Auth {
             Self::Query(name) => write!(f, "?{name}=…"),
             Self::Auto => f.write_str("the field or parameter of its placeholder"),
             Self::Path => f.write_str("the path"),
+            Self::Cookie(name) => write!(f, "Cookie: {name}=…"),
+            Self::Placeholder => f.write_str("the place of its placeholder"),
             Self::AwsSigV4 => f.write_str("Authorization: AWS4-HMAC-SHA256 …"),
         }
     }
 }
 
 impl Placement {
+    /// Returns true if two values in these places would replace each other, or could.
+    #[must_use]
+    pub fn excludes(&self, other: &Self) -> bool {
+        match (self, other) {
+            // Each placeholder has a text of its own.
+            (Self::Json(_) | Self::Form(_), _) => false,
+            (Self::Cookie(_), Self::Field(name)) | (Self::Field(name), Self::Cookie(_)) => *name == COOKIE,
+            _ => self == other,
+        }
+    }
+
+    /// Returns true if a place of a request is this one, or one of those that it stands for.
+    fn contains(&self, place: &Self) -> bool {
+        let is_kind = matches!((self, place), (Self::Json(None), Self::Json(_)) | (Self::Form(None), Self::Form(_)));
+        is_kind || self == place
+    }
+
     /// Returns true for a field or a parameter that is sent as it is received and has no meaning for the proxy.
     #[must_use]
     pub fn can_hold_credential(&self) -> bool {
@@ -137,8 +169,8 @@ impl Placement {
                 let ours = name.as_str().starts_with(wire::PREFIX) || name.as_str().starts_with("proxy-");
                 !ours && !RESERVED_FIELDS.contains(name)
             }
-            // Only where `swap_in` says so: it is part of the resource's name.
-            Self::Path => false,
+            // Only where `auth_type` or `swap_in` says so: what stands there may be shown to others.
+            Self::Path | Self::Cookie(_) | Self::Json(_) | Self::Form(_) => false,
             Self::Parameter(name) => {
                 (1..=64).contains(&name.len())
                     && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.[]".contains(&b))
@@ -153,6 +185,19 @@ impl Placement {
 pub fn fits_path(value: &[u8]) -> bool {
     let fits = |byte: &u8| byte.is_ascii_graphic() && !b"/\\%?#;".contains(byte);
     !value.is_empty() && value.iter().all(fits) && !value.iter().all(|byte| *byte == b'.')
+}
+
+/// Returns true for the name of a cookie, which is a token (RFC 6265 §4.1.1).
+#[must_use]
+pub fn is_cookie_name(name: &str) -> bool {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(is_token)
+}
+
+/// Returns true for a value that every server reads as it is in a cookie (RFC 6265 §4.1.1).
+#[must_use]
+pub fn fits_cookie(value: &[u8]) -> bool {
+    !value.is_empty() && value.iter().all(|byte| byte.is_ascii_graphic() && !b"\",;\\".contains(byte))
 }
 
 /// Fields that the proxy reads, removes or writes.
@@ -179,6 +224,11 @@ impl std::fmt::Display for Placement {
             Self::Field(name) => write!(f, "header:{name}"),
             Self::Parameter(name) => write!(f, "query:{name}"),
             Self::Path => f.write_str("path"),
+            Self::Cookie(name) => write!(f, "cookie:{name}"),
+            Self::Json(None) => f.write_str("body:json"),
+            Self::Json(Some(pointer)) => write!(f, "body:json:{pointer}"),
+            Self::Form(None) => f.write_str("body:form"),
+            Self::Form(Some(name)) => write!(f, "body:form:{name}"),
         }
     }
 }
@@ -200,6 +250,12 @@ impl Credential {
     #[must_use]
     pub fn is_always_injected(&self) -> bool {
         self.always
+    }
+
+    /// Returns the credentials that are sent beside this one.
+    #[must_use]
+    pub fn with(&self) -> &[CredentialName] {
+        &self.with
     }
 
     /// Returns the credential's own placeholder, for clients that check a key's format.
@@ -290,6 +346,7 @@ impl Credential {
             always: self.always,
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.clone(),
+            with: self.with.clone(),
             // Neither is minted.
             aws: None,
             value: None,
@@ -351,7 +408,13 @@ impl Credential {
             Auth::Basic => true,
             // The client decides whether it sends the value with `Basic`.
             Auth::Auto => value.contains(&b':'),
-            Auth::Bearer | Auth::Header(_) | Auth::Query(_) | Auth::Path | Auth::AwsSigV4 => false,
+            Auth::Bearer
+            | Auth::Header(_)
+            | Auth::Query(_)
+            | Auth::Path
+            | Auth::Cookie(_)
+            | Auth::Placeholder
+            | Auth::AwsSigV4 => false,
         };
         is_basic.then(|| leak::password(value))
     }
@@ -425,13 +488,17 @@ impl Credential {
     pub fn swaps_in(&self, place: &Placement) -> bool {
         self.auth == Auth::Auto && place.can_hold_credential()
             || self.auth.place().as_ref() == Some(place)
-            || self.swap_in.contains(place)
+            || self.is_in_swap_in(place)
+    }
+
+    fn is_in_swap_in(&self, place: &Placement) -> bool {
+        self.swap_in.iter().any(|own| own.contains(place))
     }
 
     /// Whether the placeholder must stand in this place as a credential, without other text around it.
     #[must_use]
     pub fn must_stand_alone_in(&self, place: &Placement) -> bool {
-        !self.swap_in.contains(place) || self.auth.place().as_ref() == Some(place)
+        !self.is_in_swap_in(place) || self.auth.place().as_ref() == Some(place)
     }
 
     /// Returns the places in which the placeholder is replaced, as far as they are known without a request.

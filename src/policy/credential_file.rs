@@ -8,7 +8,7 @@ use http::HeaderName;
 use toml::Value;
 
 use super::aws::{self, AwsKey};
-use super::credential::{Auth, Binding, Credential, Placement, fits_path};
+use super::credential::{Auth, Binding, Credential, Placement, fits_cookie, fits_path, is_cookie_name};
 use super::mint::{Minting, StoredSecret};
 use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
@@ -26,17 +26,21 @@ use crate::model::secret::Secret;
 const MAX_VALUE: usize = 8 * 1024;
 /// The shortest placeholder, in bytes. Shorter ones occur in texts by accident.
 const MIN_PLACEHOLDER: usize = 8;
+/// The largest number of credentials that are sent beside one.
+const MAX_WITH: usize = 4;
 
 /// `[credentials.NAME]`.
 pub(super) struct RawCredential {
     auth_type: Option<AuthType>,
     auth_header_name: Option<String>,
     auth_query_name: Option<String>,
+    auth_cookie_name: Option<String>,
     value: Option<CredentialSource>,
     domains: Vec<Binding>,
     inject: Inject,
     placeholder: Option<String>,
     swap_in: Vec<String>,
+    with: Vec<String>,
     aws: RawAws,
     mint: RawMint,
     /// The key path of the section.
@@ -81,9 +85,11 @@ enum AuthType {
     AwsSigV4,
     Basic,
     Bearer,
+    Cookie,
     Header,
     Minted(MintType),
     Path,
+    Placeholder,
     Query,
 }
 
@@ -93,7 +99,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "aws_sigv4" => AuthType::AwsSigV4,
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "aws_sigv4" => AuthType::AwsSigV4,
     "oauth2_client_credentials" => AuthType::Minted(MintType::ClientCredentials),
     "oauth2_refresh_token" => AuthType::Minted(MintType::RefreshToken),
     "oauth2_jwt_bearer" => AuthType::Minted(MintType::JwtBearer),
@@ -167,11 +173,13 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
         auth_type: s.take("auth_type"),
         auth_header_name: s.take("auth_header_name"),
         auth_query_name: s.take("auth_query_name"),
+        auth_cookie_name: s.take("auth_cookie_name"),
         value: s.take::<CredentialSource>("value").map(|source| CredentialSource(source.0.relative_to(base))),
         domains: s.take("domains").unwrap_or_default(),
         inject: s.take("inject").unwrap_or(Inject::Named),
         placeholder: s.take("placeholder"),
         swap_in: s.take("swap_in").unwrap_or_default(),
+        with: s.take("with").unwrap_or_default(),
         aws: RawAws {
             access_key_id: s.take::<AccessKeyId>("access_key_id").map(|id| match id {
                 AccessKeyId::Source(source) => AccessKeyId::Source(CredentialSource(source.0.relative_to(base))),
@@ -200,7 +208,7 @@ impl RawCredential {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
             );
         }
         if !takes_value && !no_value {
@@ -237,6 +245,20 @@ impl RawCredential {
             ),
             _ => {}
         }
+        match (&self.auth_cookie_name, self.auth_type) {
+            (None, Some(AuthType::Cookie)) => {
+                findings.problem(at("auth_cookie_name"), "missing", "the name of the cookie, such as \"session\"")
+            }
+            (Some(_), Some(kind)) if kind != AuthType::Cookie => {
+                findings.problem(at("auth_cookie_name"), "requires auth_type = \"cookie\"", "no auth_cookie_name")
+            }
+            (Some(name), _) if !is_cookie_name(name) => findings.problem(
+                at("auth_cookie_name"),
+                format!("{name:?} is not the name of a cookie"),
+                "at most 64 letters, digits and any of !#$%&'*+-.^_`|~",
+            ),
+            _ => {}
+        }
         if let Some(placeholder) = &self.placeholder {
             let visible = placeholder.bytes().all(|b| b.is_ascii_graphic() && !b"\"',;\\".contains(&b));
             if placeholder.len() < MIN_PLACEHOLDER || !visible || placeholder.contains("${") {
@@ -252,7 +274,7 @@ impl RawCredential {
                 findings.problem(
                     format!("{}[{i}]", at("swap_in")),
                     format!("{place:?} is not a place for a placeholder"),
-                    "\"header:NAME\", \"query:NAME\" or \"path\"",
+                    "\"header:NAME\", \"query:NAME\", \"cookie:NAME\", \"path\", \"body:json\", \"body:json:/POINTER\", \"body:form\" or \"body:form:NAME\"",
                 );
             }
         }
@@ -260,7 +282,8 @@ impl RawCredential {
         if self.auth_type.is_some() {
             self.mint.check(minted, &self.path, findings);
         }
-        let needs_placeholder = matches!(self.auth_type, Some(AuthType::Auto | AuthType::Path));
+        self.check_with(findings);
+        let needs_placeholder = matches!(self.auth_type, Some(AuthType::Auto | AuthType::Path | AuthType::Placeholder));
         if needs_placeholder && self.inject == Inject::Always {
             findings.problem(
                 at("inject"),
@@ -268,14 +291,43 @@ impl RawCredential {
                 "no inject, or another auth_type",
             );
         }
-        if self.auth_type == Some(AuthType::Auto) && self.swap_in.iter().any(|place| place == "path") {
-            // An API with its key in the path may show any parameter to others, such as the text of a message.
+        let outside_of_head = |place: &String| {
+            matches!(placement(place), Some(Placement::Path | Placement::Json(_) | Placement::Form(_)))
+        };
+        if self.auth_type == Some(AuthType::Auto) && self.swap_in.iter().any(outside_of_head) {
+            // An API with its key there may show any parameter to others, such as the text of a message.
             findings.problem(
                 at("swap_in"),
                 "with auth_type = \"auto\" the value could be sent in any parameter of such an API",
-                "auth_type = \"path\" without swap_in",
+                "auth_type = \"path\", or \"placeholder\" with these places",
             );
         }
+        if self.auth_type == Some(AuthType::Placeholder) && self.swap_in.is_empty() && !findings.has(&at("swap_in")) {
+            findings.problem(
+                at("swap_in"),
+                "missing",
+                "the places of the placeholder, such as [\"body:json:/api_key\"]",
+            );
+        }
+    }
+
+    /// Checks the names in `with`. Whether there are such credentials is checked with all of them.
+    fn check_with(&self, findings: &Findings) {
+        let at = format!("{}.with", self.path);
+        if self.with.len() > MAX_WITH {
+            findings.problem(&at, format!("more than {MAX_WITH} credentials beside this one"), "fewer");
+        }
+        let own = self.path.rsplit('.').next();
+        for (i, name) in self.with.iter().enumerate() {
+            if Some(name.as_str()) == own || self.with.iter().take(i).any(|other| other == name) {
+                findings.problem(format!("{at}[{i}]"), format!("{name:?} is sent already"), "each credential once");
+            }
+        }
+    }
+
+    /// Returns the credentials that are sent beside this one.
+    pub(super) fn with(&self) -> &[String] {
+        &self.with
     }
 
     /// Returns the type, if the value is minted.
@@ -381,6 +433,8 @@ impl RawCredential {
                 None => Auth::Bearer,
             },
             AuthType::Path => Auth::Path,
+            AuthType::Cookie => Auth::Cookie(self.auth_cookie_name.clone().filter(|name| is_cookie_name(name))?),
+            AuthType::Placeholder => Auth::Placeholder,
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let minted = self.minted();
@@ -411,6 +465,7 @@ impl RawCredential {
             always: self.inject == Inject::Always,
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.iter().filter_map(|place| placement(place)).collect(),
+            with: self.with.iter().map(|name| CredentialName::new(name)).collect(),
             aws,
             value,
             minting: recipe.map(|recipe| Minting::new(recipe, workspace)),
@@ -503,6 +558,19 @@ impl RawCredential {
             );
             return None;
         }
+        let places = || self.swap_in.iter().filter_map(|place| placement(place));
+        let is_cookie =
+            self.auth_type == Some(AuthType::Cookie) || places().any(|place| matches!(place, Placement::Cookie(_)));
+        if is_cookie && !fits_cookie(value.expose()) {
+            let expected = "a value without blanks, quotes, commas, semicolons and backslashes, or another place";
+            findings.problem(&at, "the value has a character that a cookie cannot carry", expected);
+            return None;
+        }
+        let is_json = places().any(|place| matches!(place, Placement::Json(_)));
+        if is_json && std::str::from_utf8(value.expose()).is_err() {
+            findings.problem(&at, "the value is not in UTF-8, as JSON is", "a value in UTF-8, or another place");
+            return None;
+        }
         let starts_with = |scheme: &str| {
             let start = value.expose().get(..scheme.len());
             start.is_some_and(|start| start.eq_ignore_ascii_case(scheme.as_bytes()))
@@ -592,12 +660,44 @@ pub(super) fn check_task(
                 .warning(at(i), format!("{name} is bound to no host of this task's integrations, so it is never sent"));
         }
     }
+    for (i, credential) in credentials.iter().enumerate() {
+        for name in &credential.with {
+            check_pair(&at(i), credential, credentials.iter().find(|other| other.name == *name), (name, findings));
+        }
+    }
     for rule in integrations {
         let required = rule.require_credential.as_ref();
         if let Some(name) = required.filter(|name| credentials.iter().all(|credential| credential.name != **name)) {
             let problem = format!("{} requires {name}, which the task does not have", rule.name);
             findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} in this list", name.as_str()));
         }
+    }
+}
+
+/// Reports problems of two credentials that are sent together.
+fn check_pair(
+    at: &str,
+    credential: &Credential,
+    other: Option<&Arc<Credential>>,
+    (name, findings): (&CredentialName, &Findings),
+) {
+    let own = &credential.name;
+    let Some(other) = other else {
+        let problem = format!("{own} is sent with {name}, which the task does not have");
+        return findings.problem(at, problem, format!("{:?} in this list too", name.as_str()));
+    };
+    let covers = |bound: &Binding, wider: &Binding| {
+        bound.host == wider.host && (wider.port.is_none() || wider.port == bound.port)
+    };
+    if let Some(bound) = credential.bound.iter().find(|bound| !other.bound.iter().any(|wider| covers(bound, wider))) {
+        let problem = format!("{own} is sent with {name}, which is not bound to {}", bound.host);
+        findings.problem(at, problem, format!("the same domains for {name}"));
+    }
+    let places = (credential.auth.place(), other.auth.place());
+    if let (Some(one), Some(two)) = places
+        && one.excludes(&two)
+    {
+        findings.problem(at, format!("{own} and {name} would be sent in the same place: {one}"), "another auth_type");
     }
 }
 
@@ -645,16 +745,32 @@ fn field(name: &str) -> Option<HeaderName> {
     Placement::Field(name.clone()).can_hold_credential().then_some(name)
 }
 
-/// Parses `header:NAME`, `query:NAME` or `path`.
+/// Parses `header:NAME`, `query:NAME`, `cookie:NAME`, `path`, or a place in a body.
 fn placement(place: &str) -> Option<Placement> {
-    if place == "path" {
-        return Some(Placement::Path);
+    match place {
+        "path" => return Some(Placement::Path),
+        "body:json" => return Some(Placement::Json(None)),
+        "body:form" => return Some(Placement::Form(None)),
+        _ => {}
+    }
+    if let Some(pointer) = place.strip_prefix("body:json:") {
+        return is_pointer(pointer).then(|| Placement::Json(Some(pointer.to_owned())));
+    }
+    if let Some(name) = place.strip_prefix("body:form:") {
+        return (!name.is_empty()).then(|| Placement::Form(Some(name.to_owned())));
     }
     match place.split_once(':')? {
         ("header", name) => field(name).map(Placement::Field),
+        ("cookie", name) => is_cookie_name(name).then(|| Placement::Cookie(name.to_owned())),
         ("query", name) => is_parameter(name).then(|| Placement::Parameter(name.to_owned())),
         _ => None,
     }
+}
+
+/// Returns true for a JSON Pointer (RFC 6901 §3) to a member or an element.
+fn is_pointer(pointer: &str) -> bool {
+    let is_escaped = |token: &str| token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+    pointer.starts_with('/') && pointer.split('/').all(is_escaped)
 }
 
 fn is_parameter(name: &str) -> bool {

@@ -95,6 +95,7 @@ mod tests {
             always: false,
             placeholder: placeholder.map(str::to_owned),
             swap_in: Vec::new(),
+            with: Vec::new(),
             strength: OnceLock::new(),
             aws: None,
             value: None,

@@ -35,8 +35,8 @@ pub struct TaskCredentials {
     fixed_values: OnceLock<[u8; 32]>,
     /// Matches the strong values. Built at its first use, because few of many tasks may be in use.
     own: OnceLock<Arc<Matcher>>,
-    /// Matches these and the values of a weak credential, by its name. Built when that credential is first sent.
-    masked: Mutex<HashMap<CredentialName, Arc<Matcher>>>,
+    /// Matches these and the values of weak credentials, by their names. Built when they are first sent.
+    masked: Mutex<HashMap<Vec<CredentialName>, Arc<Matcher>>>,
 }
 
 impl TaskCredentials {
@@ -126,14 +126,18 @@ impl TaskCredentials {
         self.len() == other.len() && self.iter().zip(other.iter()).all(|(one, other)| one.has_values_of(other))
     }
 
-    /// Returns the matcher for the values that must not come back in an exchange that sends this credential. It
-    /// includes the credential's value even if that is weak.
-    #[must_use]
-    pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
-        let Some(weak) = sent.filter(|sent| !sent.strength().is_strong()) else { return self.own().clone() };
-        let values = || strong_values(self.all.iter()).chain(weak.terms().map(Value::whole));
+    /// Returns the matcher for the values that must not come back in an exchange that sends these credentials. It
+    /// includes their values even if they are weak.
+    pub fn masked_after<'c>(&self, sent: impl Iterator<Item = &'c Credential>) -> Arc<Matcher> {
+        let weak: Vec<&Credential> = sent.filter(|sent| !sent.strength().is_strong()).collect();
+        if weak.is_empty() {
+            return self.own().clone();
+        }
+        let of_weak = || weak.iter().flat_map(|weak| weak.terms()).map(Value::whole);
+        let values = || strong_values(self.all.iter()).chain(of_weak());
+        let names = weak.iter().map(|weak| weak.name().clone()).collect();
         let mut masked = self.masked.lock();
-        masked.entry(weak.name().clone()).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
+        masked.entry(names).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
     }
 
     /// Returns the credentials whose values are minted and may be sent to a host.

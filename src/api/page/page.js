@@ -328,7 +328,7 @@ function approvalCard(approval) {
   const list = node('dl');
   facts(list, [
     ['task', approval.task], ['execution', approval.execution], ['tool', approval.tool], ['query', bound?.query],
-    ['credential', bound ? (bound.credential ? `${bound.credential.name} in ${bound.credential.places.join(', ')}` : 'none') : null],
+    ['credentials', bound ? (bound.credentials.map(({ name, places }) => `${name} in ${places.join(', ')}`).join('; ') || 'none') : null],
     ['body', bound ? (bound.body.bytes === 0 ? 'empty' : `${bound.body.bytes} bytes, sha256 ${bound.body.sha256}`) : null],
     ['digest of all parts', bound?.digest], ['id', id],
   ]);

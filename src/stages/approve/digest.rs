@@ -2,17 +2,17 @@
 //! is repeated.
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY};
+use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY};
 use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 
 use crate::model::refusal::Verdict;
 use crate::model::trace_context::{TRACEPARENT, TRACESTATE};
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
-use crate::stages::authorize::credential::{SelectedCredential, Swap};
-use crate::stages::message::{headers, query, websocket};
+use crate::stages::authorize::credential::{BodySwap, SelectedCredential, Swap};
+use crate::stages::message::{cookies, headers, query, websocket};
 
 /// Separates this digest from all other hashes.
 const DOMAIN: &[u8] = b"exeat approval 1";
@@ -56,37 +56,26 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     digest.part(target.authority());
     digest.part(path.path());
     digest.optional(sent_query(grant));
-    match grant.selected_credential() {
-        None => digest.length(0),
-        Some(chosen) => {
-            digest.length(1);
-            digest.credential(chosen);
-        }
-    }
+    digest.length(grant.selected_credentials().len());
+    grant.selected_credentials().iter().for_each(|chosen| digest.credential(chosen));
 }
 
 /// Returns the query without the parameters that the credential replaces.
 pub(super) fn sent_query(grant: &Grant) -> Option<String> {
     let query = grant.path().query()?;
-    Some(match grant.selected_credential() {
-        None => query.to_owned(),
-        Some(chosen) => without_replaced(query, chosen),
-    })
-}
-
-fn without_replaced(query: &str, chosen: &SelectedCredential) -> String {
-    let names: Vec<String> = chosen.placements().into_iter().filter_map(parameter).collect();
+    let places = grant.selected_credentials().iter().flat_map(SelectedCredential::placements);
+    let names: Vec<String> = places.filter_map(parameter).collect();
     // Without replaced parameters, the query is sent unchanged.
     if names.is_empty() {
-        return query.to_owned();
+        return Some(query.to_owned());
     }
-    query::remove_parameters(query, |name| names.iter().any(|replaced| replaced.as_bytes() == name))
+    Some(query::remove_parameters(query, |name| names.iter().any(|replaced| replaced.as_bytes() == name)))
 }
 
 fn parameter(place: Placement) -> Option<String> {
     match place {
         Placement::Parameter(name) => Some(name),
-        Placement::Field(_) | Placement::Path => None,
+        _ => None,
     }
 }
 
@@ -113,9 +102,18 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
     if !grant.forwards_trace_context() {
         headers.remove(TRACESTATE);
     }
-    for place in grant.selected_credential().into_iter().flat_map(SelectedCredential::placements) {
-        if let Placement::Field(name) = place {
-            headers.remove(name);
+    for place in grant.selected_credentials().iter().flat_map(SelectedCredential::placements) {
+        match place {
+            Placement::Field(name) => drop(headers.remove(name)),
+            Placement::Cookie(name) => {
+                // The other cookies are sent.
+                let others = cookies::without_cookie(&headers, &name);
+                headers.remove(COOKIE);
+                if let (false, Ok(others)) = (others.is_empty(), HeaderValue::from_bytes(&others)) {
+                    headers.insert(COOKIE, others);
+                }
+            }
+            _ => {}
         }
     }
     headers
@@ -160,21 +158,16 @@ impl DigestWriter {
         self.length(usize::from(chosen.uses_auth_type()));
         self.length(chosen.swaps.len());
         for Swap { place, before, after, basic } in &chosen.swaps {
-            match place {
-                Placement::Field(name) => self.optional(Some(name)),
-                Placement::Parameter(name) => {
-                    self.optional(None::<&str>);
-                    self.part(name);
-                }
-                // Neither a field nor a parameter has this name.
-                Placement::Path => {
-                    self.optional(None::<&str>);
-                    self.part("/");
-                }
-            }
+            self.part(place.to_string());
             self.part(before);
             self.part(after);
             self.length(usize::from(*basic));
+        }
+        self.length(chosen.in_body.len());
+        for BodySwap { place, range } in &chosen.in_body {
+            self.part(place.to_string());
+            self.length(range.start);
+            self.length(range.end);
         }
     }
 }

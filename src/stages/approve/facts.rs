@@ -15,6 +15,7 @@ use crate::audit::record::Record;
 use crate::model::name::ExecutionId;
 use crate::model::tool::{Kind, Tool};
 use crate::stages::authorize::Grant;
+use crate::stages::authorize::credential::SelectedCredential;
 
 /// The most requests whose facts are kept.
 const MAX_KEPT: usize = 512;
@@ -39,8 +40,8 @@ pub struct BoundFacts {
     is_complete: bool,
     /// The query, as it is sent. For a webhook, its hash: the log has no more of the URL either.
     query: Option<String>,
-    /// The credential that the proxy adds, and where.
-    credential: Option<BoundCredential>,
+    /// The credentials that the proxy adds, and where.
+    credentials: Vec<BoundCredential>,
     /// The header fields that are sent, without those of the credential.
     fields: Vec<[String; 2]>,
     body: BoundBody,
@@ -152,10 +153,11 @@ impl BoundFacts {
             tokio::task::yield_now().await;
         }
         let sha256 = hex(&sha256.finalize());
-        let credential = grant.selected_credential().map(|chosen| BoundCredential {
+        let bound = |chosen: &SelectedCredential| BoundCredential {
             name: chosen.credential.name().to_string(),
             places: chosen.placements().iter().map(ToString::to_string).collect(),
-        });
+        };
+        let credentials = grant.selected_credentials().iter().map(bound).collect();
         let mut texts = Texts { record, left: MAX_HEAD, is_complete: is_url_whole };
         let is_webhook = grant.kind() == Kind::Tool(Tool::Webhook);
         let query = digest::sent_query(grant).map(|query| match is_webhook {
@@ -186,7 +188,7 @@ impl BoundFacts {
             digest: hex(&hash),
             is_complete: texts.is_complete && (is_whole || data.is_empty()),
             query,
-            credential,
+            credentials,
             fields,
             body: BoundBody { bytes: data.len(), sha256, text: text.map(shown), is_whole },
             trailers,

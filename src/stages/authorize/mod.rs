@@ -2,17 +2,20 @@
 
 pub(super) mod credential;
 mod own_place;
+mod placeholder_search;
 pub mod revocation;
 
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Version};
+use http_body::Body as _;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::credential::SelectedCredential;
+use self::credential::{SearchedRequest, SelectedCredential};
+use self::placeholder_search::SearchedBody;
 use super::identify::{Caller, Proof};
 use super::throttle::CountedCall;
 use crate::audit::record::Record;
@@ -30,6 +33,8 @@ use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 use crate::policy::task_credentials::TaskCredentials;
 use crate::stages::message::aws_fields::AnnouncedPayload;
+use crate::stages::message::request_body::RequestBody;
+use crate::stages::message::swap_body::BodyKind;
 
 /// Evidence that a task may reach a destination.
 ///
@@ -90,8 +95,11 @@ struct ProtectedValues {
 
 /// The credential of one request, and the places that are kept free for it.
 struct CredentialRules {
-    selected: Option<SelectedCredential>,
+    /// The selected credential, and those that are sent beside it.
+    selected: Vec<SelectedCredential>,
     placeholders: PlaceholderSyntax,
+    /// The body may have placeholders and has not been searched for them.
+    awaits_body: bool,
     /// The placements of all the task's credentials, if only an injected one may be sent.
     reserved: Option<Vec<Placement>>,
     /// The destination may know a credential of the task.
@@ -104,7 +112,7 @@ pub(crate) struct RevocationCheck {
     admitted: Admitted,
     method: Method,
     path: PathAndQuery,
-    credential: Option<CredentialName>,
+    credentials: Vec<CredentialName>,
     /// A person has approved the request.
     approved: bool,
     /// The tokens that are searched for during the exchange, of those that the destination may know.
@@ -159,13 +167,13 @@ impl RevocationCheck {
         let current = destination_again(policy, &self.admitted)?;
         let task = task(policy, &current.caller)?;
         let matched = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
-        if matched.allowed.required().any(|name| Some(name) != self.credential.as_ref()) {
+        if matched.allowed.required().any(|name| !self.credentials.contains(name)) {
             return Err(Deny::CredentialRequired.into());
         }
         if !self.approved && matched.allowed.approval(&self.method, current.kind()).is_some() {
             return Err(Deny::ApprovalPending.into());
         }
-        if let Some(name) = &self.credential {
+        for name in &self.credentials {
             let known = task.credentials().named(name.as_str());
             let known = known.filter(|credential| credential.is_enabled()).ok_or(Deny::CredentialUnknown)?;
             if !matched.allowed.may_receive(known, &current.target) {
@@ -274,7 +282,7 @@ impl Grant {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
-            credential: self.selected_credential().map(|chosen| chosen.credential.name().clone()),
+            credentials: self.selected_credentials().iter().map(|chosen| chosen.credential.name().clone()).collect(),
             approved: false,
             minted: self.values.minted.clone(),
             fixed: None,
@@ -293,8 +301,30 @@ impl Grant {
 
     /// Returns true if the body has to be read before the request is sent, because it is signed.
     pub(super) fn signs_body(&self, headers: &HeaderMap) -> bool {
-        let scope = self.selected_credential().and_then(|chosen| chosen.scope.as_ref());
-        scope.is_some_and(|scope| !scope.is_s3()) && AnnouncedPayload::of(headers) == Some(AnnouncedPayload::None)
+        let mut scopes = self.selected_credentials().iter().filter_map(|chosen| chosen.scope.as_ref());
+        scopes.any(|scope| !scope.is_s3()) && AnnouncedPayload::of(headers) == Some(AnnouncedPayload::None)
+    }
+
+    /// Returns true if the body has to be read before the request is sent, because it may have placeholders.
+    pub(super) fn awaits_body(&self) -> bool {
+        self.credentials.awaits_body
+    }
+
+    /// Returns true if placeholders in the body are replaced.
+    pub(super) fn swaps_in_body(&self) -> bool {
+        self.selected_credentials().iter().any(|chosen| !chosen.in_body.is_empty())
+    }
+
+    /// Returns true if a buffered body contains a placeholder that would not be replaced, and the client has asked for all of them to
+    /// be replaced.
+    pub(super) fn has_placeholder_in_body(&self, body: &[u8]) -> bool {
+        let swaps = self.selected_credentials().iter().flat_map(|chosen| &chosen.in_body);
+        let mut ranges: Vec<_> = swaps.map(|swap| swap.range.clone()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let ends = ranges.iter().map(|range| range.start).chain([body.len()]);
+        let starts = [0].into_iter().chain(ranges.iter().map(|range| range.end));
+        let mut others = starts.zip(ends).filter_map(|(start, end)| body.get(start..end));
+        others.any(|text| self.has_placeholder(text))
     }
 
     /// Returns true if a text contains a placeholder that would not be replaced, and the client has asked for all of
@@ -304,9 +334,9 @@ impl Grant {
         *placeholders != PlaceholderSyntax::Usual && placeholders.first(&TaskCredentials::default(), text).is_some()
     }
 
-    /// Returns the selected credential.
-    pub(super) fn selected_credential(&self) -> Option<&SelectedCredential> {
-        self.credentials.selected.as_ref()
+    /// Returns the selected credential, if any, and those that are sent beside it.
+    pub(super) fn selected_credentials(&self) -> &[SelectedCredential] {
+        &self.credentials.selected
     }
 
     /// Returns the placements reserved for an injected credential: those of all the task's credentials, where the
@@ -433,22 +463,51 @@ pub fn request(
     if policy.leak().allows_own_place() {
         own_place::replace(task(policy, &admitted.caller)?, admitted, parts, record)?;
     }
-    grant(policy, admitted, parts, record)
+    grant(policy, admitted, (parts, None), record)
+}
+
+/// Selects the credentials whose placeholders stand in the body, which has been read if it may have any.
+///
+/// # Errors
+/// The errors of [`request`]; [`Fail::Draining`] if the body is already being sent.
+pub fn with_body(
+    policy: &Policy,
+    granted: Grant,
+    parts: &Parts,
+    body: &RequestBody,
+    record: &mut Record,
+) -> Verdict<Grant> {
+    if !granted.awaits_body() {
+        return Ok(granted);
+    }
+    record.enter(Stage::Authorize);
+    grant(policy, &granted.admitted, (parts, Some(body)), record)
 }
 
 /// Authorizes a granted request again if there is a newer policy, so that revoked permissions are not used.
 ///
 /// # Errors
-/// The errors of [`request`].
-pub fn renew(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
+/// The errors of [`with_body`].
+pub fn renew(
+    policy: &Policy,
+    granted: Grant,
+    parts: &Parts,
+    body: &RequestBody,
+    record: &mut Record,
+) -> Verdict<Grant> {
     if granted.admitted.generation == policy.generation() {
         return Ok(granted);
     }
     record.enter(Stage::Authorize);
-    grant(policy, &granted.admitted, parts, record)
+    grant(policy, &granted.admitted, (parts, Some(body)), record)
 }
 
-fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
+fn grant(
+    policy: &Policy,
+    admitted: &Admitted,
+    (parts, body): (&Parts, Option<&RequestBody>),
+    record: &mut Record,
+) -> Verdict<Grant> {
     let kind = Kind::of(&parts.headers)?;
     let asked = AccessKind::Request(kind);
     let known = admitted.rules_generation == policy.rules_generation() && admitted.access == asked;
@@ -470,15 +529,21 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     record.rule(admitted.allowed.rule());
     let marks = credential::placeholder_syntax(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);
-    let chosen = credential::select(task, to, (kind, &marks), (parts, &path), record)?;
-    record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
+    let body = match swappable_body(task, to, kind, &parts.headers) {
+        None => SearchedBody::None,
+        Some(kind) => searched_body(kind, body)?,
+    };
+    let awaits_body = body.is_awaited();
+    let searched = SearchedRequest { parts, path: &path, body };
+    let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
+    record.credentials(chosen.iter().map(|chosen| chosen.credential.name()));
     let places = || task.credentials().placements().to_vec();
     let reserved = admitted.allowed.required().next().is_some().then(places);
     let values = ProtectedValues {
         in_request: task.values().clone(),
         minted: task.credentials().minted_for(to.0.host()).flat_map(|one| one.minted_values()).cloned().collect(),
         fixed: task.credentials().fixed_values(),
-        in_response: task.credentials().masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
+        in_response: task.credentials().masked_after(chosen.iter().map(|chosen| &*chosen.credential)),
         decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: Some(policy.leak().max_ratio()) },
     };
     let may_be_known = task.credentials().could_come_from(to.0.host());
@@ -487,11 +552,37 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         path,
         limits: limits(task, kind, parts)?,
         values,
-        credentials: CredentialRules { selected: chosen, placeholders: marks, reserved, may_be_known },
+        credentials: CredentialRules { selected: chosen, placeholders: marks, awaits_body, reserved, may_be_known },
         is_restricted,
         forwards_trace_context: admitted.allowed.forwards_trace_context(),
         admitted,
     })
+}
+
+/// Returns the kind of the body, if a credential that the destination may receive is swapped in such bodies.
+fn swappable_body(
+    task: &Task,
+    (target, allowed): (&Target, &MatchedRules),
+    kind: Kind,
+    headers: &HeaderMap,
+) -> Option<BodyKind> {
+    let is_in_body = |place: &Placement| matches!(place, Placement::Json(_) | Placement::Form(_));
+    if !task.credentials().placements().iter().any(is_in_body) || !kind.takes_placeholders() {
+        return None;
+    }
+    let body = BodyKind::of(headers)?;
+    let mut swapped = task.credentials().iter().filter(|one| one.places().any(|place| body.contains(&place)));
+    swapped.any(|credential| allowed.may_receive(credential, target)).then_some(body)
+}
+
+fn searched_body(kind: BodyKind, body: Option<&RequestBody>) -> Verdict<SearchedBody<'_>> {
+    let Some(body) = body else { return Ok(SearchedBody::Awaited) };
+    match body.buffered() {
+        Some((data, _)) => Ok(SearchedBody::Read(kind, data)),
+        None if body.is_end_stream() => Ok(SearchedBody::None),
+        // Only a later policy has such a credential.
+        None => Err(Fail::Draining.into()),
+    }
 }
 
 /// Returns the plan's limits with the call's own timeout, capped by the plan.

@@ -2,6 +2,7 @@
 //! the credential last, after all scans for credentials.
 
 mod aws_sigv4;
+mod body_values;
 pub(super) mod strip;
 pub(super) mod unsent_fields;
 
@@ -9,7 +10,9 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue, RANGE, TE, UPGRADE, VIA};
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, COOKIE, HeaderName, HeaderValue, RANGE, TE, UPGRADE, VIA,
+};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
@@ -26,8 +29,9 @@ use super::authorize::revocation::Revocation;
 use super::authorize::{Grant, RevocationCheck};
 use super::limit::redact::RedactionPlan;
 use super::limit::report::ReportTarget;
+use super::message::aws_fields::PayloadHash;
 use super::message::request_body::RequestBody;
-use super::message::{headers, query, websocket};
+use super::message::{cookies, headers, query, websocket};
 use super::pin::PinnedTarget;
 use crate::audit::finds::Finds;
 use crate::audit::record::Record;
@@ -36,7 +40,7 @@ use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Scheme;
 use crate::model::trace_context::{TRACEPARENT, TraceParent};
-use crate::policy::credential::{Auth, Placement, fits_path};
+use crate::policy::credential::{Auth, Placement, fits_cookie, fits_path};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
@@ -121,6 +125,10 @@ fn build(
     let (mut parts, mut body) = request.into_parts();
     // The policy may have changed since the body was wrapped.
     body.forbid_trailers_in(grant.injected_placements());
+    if let Some(swapped) = body_values::swapped(grant, &body)? {
+        body.replace_data(swapped)?;
+        parts.extensions.remove::<PayloadHash>();
+    }
     let upgrade = websocket::parse_upgrade(&parts)?;
     let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
     let accepted = (!grant.values_in_response().is_empty())
@@ -157,10 +165,10 @@ fn build(
         let query = strip::without_parameters(path.query().unwrap_or_default(), places);
         path = with_query(&path, &query)?;
     }
-    if let Some(chosen) = grant.selected_credential() {
-        if target.scheme() != Scheme::Https {
-            return Err(Deny::CredentialNotBound.into());
-        }
+    if !grant.selected_credentials().is_empty() && target.scheme() != Scheme::Https {
+        return Err(Deny::CredentialNotBound.into());
+    }
+    for chosen in grant.selected_credentials() {
         path = inject(chosen, &mut parts, path)?;
     }
     parts.uri = http::Uri::builder()
@@ -169,9 +177,10 @@ fn build(
         .path_and_query(path)
         .build()
         .map_err(|_| Deny::TargetMalformed)?;
-    if let Some((chosen, scope)) = grant.selected_credential().and_then(|chosen| Some((chosen, chosen.scope.as_ref()?)))
-    {
-        aws_sigv4::sign_request(&chosen.credential, scope, &mut parts, &body)?;
+    for chosen in grant.selected_credentials() {
+        if let Some(scope) = &chosen.scope {
+            aws_sigv4::sign_request(&chosen.credential, scope, &mut parts, &body)?;
+        }
     }
     Ok(Request::from_parts(parts, body))
 }
@@ -223,9 +232,10 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             Auth::Basic => set_sensitive(&mut parts.headers, &AUTHORIZATION, &basic(value))?,
             Auth::Bearer => set_sensitive(&mut parts.headers, &AUTHORIZATION, &joined(b"Bearer ", value, b""))?,
             Auth::Header(name) => set_sensitive(&mut parts.headers, name, value)?,
+            Auth::Cookie(name) => set_cookie(&mut parts.headers, name, value)?,
             Auth::Query(name) => path = with_query(&path, &query::set_parameter(path.query(), name, value))?,
             // Selected only by its placeholders.
-            Auth::Auto | Auth::Path => return Err(Deny::CredentialNotBound.into()),
+            Auth::Auto | Auth::Path | Auth::Placeholder => return Err(Deny::CredentialNotBound.into()),
             // The signature is of the whole head, so it is made when that is complete.
             Auth::AwsSigV4 => {}
         }
@@ -235,6 +245,9 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
         match place {
             Placement::Parameter(name) => path = with_query(&path, &query::set_parameter(path.query(), name, &text))?,
             Placement::Path => path = with_value_in_path(&path, (before, after), value)?,
+            Placement::Cookie(name) => set_cookie(&mut parts.headers, name, &text)?,
+            // `body_values` replaces those.
+            Placement::Json(_) | Placement::Form(_) => return Err(Deny::CredentialNotBound.into()),
             // A basic credential contains both user and password.
             Placement::Field(name) if *auth == Auth::Basic && *name == AUTHORIZATION => {
                 set_sensitive(&mut parts.headers, name, &basic(value))?;
@@ -263,6 +276,16 @@ fn set_sensitive(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Ve
     value.set_sensitive(true);
     headers.insert(name, value);
     Ok(())
+}
+
+/// Sets a cookie, replacing those of its name. All cookies are in one field then.
+fn set_cookie(headers: &mut HeaderMap, name: &str, value: &[u8]) -> Verdict<()> {
+    // A token that was fetched is known only now.
+    if !fits_cookie(value) {
+        return Err(Deny::CredentialNotBound.into());
+    }
+    let field = cookies::with_cookie(headers, name, value);
+    set_sensitive(headers, &COOKIE, &field)
 }
 
 /// Returns the path with a value in the place of its placeholder, escaped for a segment.

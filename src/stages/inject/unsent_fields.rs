@@ -12,6 +12,14 @@ use crate::stages::message::aws_fields;
 use crate::stages::message::headers;
 use crate::stages::message::headers::{HopByHop, PARTIAL, UNREDACTABLE, is_one_of};
 
+/// Digests of the body (RFC 9530, RFC 3230, RFC 1864).
+const BODY_DIGESTS: [HeaderName; 4] = [
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("repr-digest"),
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("content-md5"),
+];
+
 /// The fields of a request that are not sent to the origin. `inspect` ignores them and `inject` removes them, so that
 /// the fields scanned as neighbors are neighbors in the request that is sent.
 pub(crate) struct UnsentFields<'g> {
@@ -22,6 +30,8 @@ pub(crate) struct UnsentFields<'g> {
     redaction: Option<bool>,
     /// The fields of the trace context are forwarded.
     keeps_trace_context: bool,
+    /// The body is changed, so that digests of it are no longer right.
+    changes_body: bool,
     /// The request is signed for AWS, in place of the client's own signature.
     is_signed: bool,
 }
@@ -37,7 +47,8 @@ impl<'g> UnsentFields<'g> {
             // Without a valid `traceparent`, `tracestate` has no meaning.
             keeps_trace_context: grant.forwards_trace_context() && has_context,
             hop_by_hop,
-            is_signed: grant.selected_credential().is_some_and(|chosen| chosen.scope.is_some()),
+            changes_body: grant.swaps_in_body(),
+            is_signed: grant.selected_credentials().iter().any(|chosen| chosen.scope.is_some()),
             redaction: (!grant.values_in_response().is_empty()).then(|| grant.may_know_credential()),
         }
     }
@@ -48,6 +59,7 @@ impl<'g> UnsentFields<'g> {
         // payloads, which could then not be scanned.
         [HOST, EXPECT, CONTENT_LENGTH, SEC_WEBSOCKET_EXTENSIONS].contains(name)
             || self.hop_by_hop.contains(name)
+            || (self.changes_body && is_one_of(&BODY_DIGESTS, name))
             || (self.is_signed && aws_fields::REPLACED.contains(name))
             || (!self.keeps_trace_context && [TRACEPARENT, TRACESTATE].contains(name))
             || (self.removes_overrides && headers::is_override(name))

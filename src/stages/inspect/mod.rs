@@ -28,7 +28,7 @@ use crate::audit::progress::{ScanDirection, TransferCounts};
 use crate::audit::record::Record;
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
-use crate::model::refusal::{Deny, Refusal, Stage, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::policy::plan::Timeouts;
 
 /// Bodies up to this length are buffered before anything is sent, in bytes.
@@ -37,6 +37,11 @@ const MAX_BUFFERED: u64 = 64 * 1024;
 const MAX_APPROVED: u64 = 1_000_000;
 /// The maximum size of a body that is part of a signature, in bytes: half of what the bodies of an execution may take.
 const MAX_SIGNED: u64 = 8_000_000;
+
+/// The maximum size of a body in which placeholders are replaced, in bytes.
+const MAX_SWAPPED: u64 = 1_000_000;
+/// The beginning of the audit rule for a body that may have placeholders.
+const PLACEHOLDERS: &str = "the search for placeholders";
 
 /// The end of the audit rule for a body that cannot be read within a limit.
 const UNKNOWN_LENGTH: &str = " needs a body of known length";
@@ -69,8 +74,8 @@ impl Cleared {
     }
 }
 
-/// Buffers a small body if there are values to search for, and any body that needs approval or is part of a signature. Takes at most the idle
-/// timeout, and no longer than the exchange may.
+/// Buffers a small body if there are values to search for, and any body that needs approval, is part of a signature or may have
+/// placeholders. Takes at most the idle timeout, and no longer than the exchange may.
 ///
 /// # Errors
 /// [`Deny::RequestTooLarge`] for a body that announces more than the plan allows, or that needs approval or is signed and
@@ -81,12 +86,15 @@ impl Cleared {
 pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
     record.enter(Stage::Inspect);
     body.check_size()?;
-    match needs_whole_body(grant, head) {
+    let whole = needs_whole_body(grant, head);
+    let max = whole.as_ref().map_or(MAX_BUFFERED, |whole| whole.max);
+    let is_known = body.size_hint().exact().is_some();
+    match whole {
         Some(_) if body.is_end_stream() => return Ok(body),
-        Some((what, max)) if !body.has_length_within(max) => {
-            let is_known = body.size_hint().exact().is_some();
+        Some(WholeBody { of_unknown_length: true, .. }) if !is_known => {}
+        Some(WholeBody { purpose, .. }) if !body.has_length_within(max) => {
             let why = if is_known { ": the body is too large" } else { UNKNOWN_LENGTH };
-            record.rule(format!("{what}{why}"));
+            record.rule(format!("{purpose}{why}"));
             let too_large = || record.transfer_counts().reached(ExchangeLimit::RequestBytes(max));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
@@ -106,22 +114,30 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
             record.rule(EVICTED);
             Err(refusal)
         }
-        gathered = timeout_at(began + within, body.buffer(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
+        gathered = timeout_at(began + within, body.buffer(head, max, record)) => gathered.map_err(|_| counts.reached(bound))?,
     }
 }
 
-/// Returns what needs the whole body, whatever its size, and the maximum size in bytes.
-fn needs_whole_body(grant: &Grant, head: &Parts) -> Option<(&'static str, u64)> {
-    let max = grant.limits().request;
-    let signed = grant.signs_body(&head.headers).then(|| max.unwrap_or(MAX_SIGNED).min(MAX_SIGNED));
-    match (grant.approval(), signed) {
-        (Some(_), signed) => {
-            let approved = max.unwrap_or(MAX_APPROVED);
-            Some(("approval", signed.map_or(approved, |signed| signed.min(approved))))
-        }
-        (None, Some(signed)) => Some(("the signature", signed)),
-        (None, None) => None,
-    }
+/// The reason why a body is read before anything is sent, whatever its size.
+struct WholeBody {
+    purpose: &'static str,
+    /// The maximum size in bytes.
+    max: u64,
+    /// Also if its length is not announced.
+    of_unknown_length: bool,
+}
+
+fn needs_whole_body(grant: &Grant, head: &Parts) -> Option<WholeBody> {
+    let limit = grant.limits().request;
+    let approval = grant.approval().map(|_| ("approval", limit.unwrap_or(MAX_APPROVED)));
+    let within = |max: u64| limit.map_or(max, |limit| limit.min(max));
+    let signature = grant.signs_body(&head.headers).then(|| ("the signature", within(MAX_SIGNED)));
+    let placeholders = grant.awaits_body().then(|| (PLACEHOLDERS, within(MAX_SWAPPED)));
+    let of_unknown_length = approval.is_none() && signature.is_none();
+    let reasons = || [approval, signature, placeholders].into_iter().flatten();
+    let (purpose, _) = reasons().next()?;
+    let max = reasons().map(|(_, max)| max).min()?;
+    Some(WholeBody { purpose, max, of_unknown_length })
 }
 
 /// Scans a request and the buffered part of its body.
@@ -131,6 +147,10 @@ fn needs_whole_body(grant: &Grant, head: &Parts) -> Option<(&'static str, u64)> 
 /// for a body that cannot be scanned; [`Deny::CredentialNotBound`] for a placeholder in the body.
 pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     record.enter(Stage::Inspect);
+    if grant.awaits_body() {
+        // Its credential and the rules about it are not known.
+        return Err(Fail::Draining.into());
+    }
     let values = grant.values();
     if !values.is_empty() {
         let limit = body.scan_limit();
@@ -260,7 +280,7 @@ fn refusal_for(error: OutboundError, record: &mut Record) -> Refusal {
 fn check_placeholders(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
     let Some((data, trailers)) = body.buffered() else { return Ok(()) };
     let fields = || trailers.into_iter().flatten();
-    if grant.has_placeholder(data) || fields().any(|(_, value)| grant.has_placeholder(value.as_bytes())) {
+    if grant.has_placeholder_in_body(data) || fields().any(|(_, value)| grant.has_placeholder(value.as_bytes())) {
         record.rule("a placeholder is in a place where none is swapped");
         return Err(Deny::CredentialNotBound.into());
     }

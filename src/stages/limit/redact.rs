@@ -43,7 +43,7 @@ pub(crate) struct RedactionPlan {
     /// The protected values.
     pub(crate) values: Arc<Matcher>,
     /// The credential sent with this request. If the origin returns its value, it is redacted, but is no find.
-    pub(crate) sent: Option<CredentialName>,
+    pub(crate) sent: Vec<CredentialName>,
     /// The decoding limits for an encoded response.
     pub(crate) bounds: DecodeLimits,
     /// The memory for its windows.
@@ -72,7 +72,7 @@ impl RedactionPlan {
         let bounds = if may_be_known { bounds.without_ratio() } else { bounds };
         (!values.is_empty()).then(|| Self {
             values: values.clone(),
-            sent: grant.selected_credential().map(|selected| selected.credential.name().clone()),
+            sent: grant.selected_credentials().iter().map(|selected| selected.credential.name().clone()).collect(),
             bounds,
             pool: body.response_windows(),
             may_be_known,

@@ -3,6 +3,8 @@
 pub(crate) mod arrivals;
 pub(super) mod aws_fields;
 pub mod chunked;
+pub(super) mod cookies;
+mod decoded_text;
 mod h2_field_count;
 mod h2_frame_budget;
 pub mod h2_trailers;
@@ -11,5 +13,6 @@ pub(super) mod late_trailers;
 pub(super) mod path_segments;
 pub(super) mod query;
 pub mod request_body;
+pub(super) mod swap_body;
 pub mod websocket;
 mod ws_frames;

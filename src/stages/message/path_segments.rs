@@ -1,51 +1,15 @@
 //! Finds texts in the decoded segments of a path, and their places in the path as it is sent.
 
-use std::ops::Range;
+use super::decoded_text::DecodedText;
 
-/// A segment of a path, decoded once.
-pub(crate) struct DecodedSegment {
-    text: Vec<u8>,
-    /// The place of each byte in the path, and the end of the segment.
-    places: Vec<usize>,
-}
-
-impl DecodedSegment {
-    /// Returns the decoded text.
-    pub(crate) fn text(&self) -> &[u8] {
-        &self.text
-    }
-
-    /// Returns the place in the path of a range of the text.
-    pub(crate) fn place(&self, range: Range<usize>) -> Option<Range<usize>> {
-        Some(*self.places.get(range.start)?..*self.places.get(range.end)?)
-    }
-}
-
-/// Decodes the segments of a path (RFC 3986 §3.3). An escape that is not valid stays as it is.
-pub(crate) fn decoded(path: &str) -> impl Iterator<Item = DecodedSegment> {
+/// Decodes the segments of a path (RFC 3986 §3.3).
+pub(crate) fn decoded(path: &str) -> impl Iterator<Item = DecodedText> {
     let mut start = 0_usize;
     path.split('/').map(move |segment| {
-        let (mut text, mut places) = (Vec::with_capacity(segment.len()), Vec::with_capacity(segment.len()));
-        let bytes = segment.as_bytes();
-        let mut at = 0_usize;
-        while let Some(byte) = bytes.get(at) {
-            places.push(start.saturating_add(at));
-            let escaped = (*byte == b'%').then(|| escaped(bytes.get(at.saturating_add(1)..)?)).flatten();
-            text.push(escaped.unwrap_or(*byte));
-            at = at.saturating_add(if escaped.is_some() { 3 } else { 1 });
-        }
-        let end = start.saturating_add(segment.len());
-        places.push(end);
-        start = end.saturating_add(1);
-        DecodedSegment { text, places }
+        let decoded = DecodedText::of_escaped(segment.as_bytes(), start, false);
+        start = start.saturating_add(segment.len()).saturating_add(1);
+        decoded
     })
-}
-
-/// Returns the byte of two hexadecimal digits.
-fn escaped(rest: &[u8]) -> Option<u8> {
-    let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-    let is_hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_hex.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use http::{HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
+use zeroize::Zeroizing;
 
 use super::headers;
 use crate::audit::finds::StreamFinds;
@@ -223,13 +224,14 @@ impl RequestBody {
         !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= max)
     }
 
-    /// Buffers the whole body, which must have a known length. The budget is charged for it and for `head`, the size of
-    /// the request head in bytes.
+    /// Buffers the whole body, of at most `max` bytes. The budget is charged for it and for `head`, the size of the request head in
+    /// bytes.
     ///
     /// # Errors
+    /// [`Deny::RequestTooLarge`] for a longer body, whose length was not announced;
     /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] if the client does not send the announced body;
     /// [`Fail::Overloaded`] if it does not fit into the memory budget.
-    pub(crate) async fn buffer(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
+    pub(crate) async fn buffer(mut self, head: usize, max: u64, record: &mut Record) -> Verdict<Self> {
         // An announced length alone must not allocate much memory.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
         let mut data = BytesMut::with_capacity(announced.min(MAX_PREALLOCATED));
@@ -246,7 +248,11 @@ impl RequestBody {
             match frame.into_data() {
                 Ok(bytes) => {
                     // Charge before copying, so that bytes that exceed the budget are not held.
-                    let held = head.saturating_add(data.len()).saturating_add(bytes.len());
+                    let length = data.len().saturating_add(bytes.len());
+                    if length as u64 > max {
+                        return Err(self.counts.reached(ExchangeLimit::RequestBytes(max)));
+                    }
+                    let held = head.saturating_add(length);
                     self.reservation.hold(held as u64).map_err(|full| no_room(full, record))?;
                     data.extend_from_slice(&bytes);
                 }
@@ -263,6 +269,19 @@ impl RequestBody {
         let data = Bytes::from_owner(Charged { data: data.freeze(), _reservation: reservation });
         self.source = Source::Buffered { data: Some(data), trailers };
         Ok(self)
+    }
+
+    /// Replaces the data of a buffered body, which is wiped when it has been sent.
+    ///
+    /// # Errors
+    /// [`Fail::Overloaded`] if it does not fit into the memory budget.
+    pub(crate) fn replace_data(&mut self, data: Zeroizing<Vec<u8>>) -> Verdict<()> {
+        let Source::Buffered { data: replaced, .. } = &mut self.source else { return Ok(()) };
+        let mut reservation = self.reservation.for_same_exchange();
+        reservation.hold(data.len() as u64).map_err(|_| Fail::Overloaded)?;
+        reservation.complete();
+        *replaced = Some(Bytes::from_owner(Charged { data, _reservation: reservation }));
+        Ok(())
     }
 
     /// Returns the memory for decompressing requests.
@@ -520,14 +539,14 @@ fn is_malformed(error: &hyper::Error) -> bool {
 }
 
 /// Bytes that return their charge to the budget on drop.
-struct Charged {
-    data: Bytes,
+struct Charged<T> {
+    data: T,
     _reservation: Reservation,
 }
 
-impl AsRef<[u8]> for Charged {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Charged<T> {
     fn as_ref(&self) -> &[u8] {
-        &self.data
+        self.data.as_ref()
     }
 }
 

@@ -180,8 +180,13 @@ impl Mints {
 
     /// Notes the status of a response. A token that is rejected with 401 is replaced before the next request. Nothing is
     /// repeated.
-    pub fn note_status(&self, sent: Option<SentToken>, status: StatusCode) {
-        let Some(SentToken { key, minted }) = sent.filter(|_| status == StatusCode::UNAUTHORIZED) else { return };
+    pub fn note_status(&self, sent: Vec<SentToken>, status: StatusCode) {
+        if status == StatusCode::UNAUTHORIZED {
+            sent.into_iter().for_each(|sent| self.note_rejection(sent));
+        }
+    }
+
+    fn note_rejection(&self, SentToken { key, minted }: SentToken) {
         let policy = self.policies.snapshot();
         let current = policy.minted(&key).and_then(|credential| credential.minted_value());
         // It may have been replaced while the request was in progress.
@@ -429,9 +434,9 @@ pub async fn provide_tokens(
     let needed: Vec<(MintKey, bool)> = {
         let policy = mints.policies.snapshot();
         let Some(task) = policy.task(grant.admitted().caller().task()) else { return Ok(()) };
-        let selected = grant.selected_credential().map(|chosen| chosen.credential.name());
+        let is_selected = |name| grant.selected_credentials().iter().any(|chosen| chosen.credential.name() == name);
         let credentials = task.credentials().minted_for(grant.admitted().target().host());
-        let keys = credentials.filter_map(|one| Some((one.mint_key()?, Some(one.name()) == selected)));
+        let keys = credentials.filter_map(|one| Some((one.mint_key()?, is_selected(one.name()))));
         keys.collect()
     };
     if needed.is_empty() {
@@ -464,9 +469,12 @@ async fn provide_needed(
     Ok(())
 }
 
-/// Returns the minted token of a request, for [`Mints::note_status`].
+/// Returns the minted tokens of a request, for [`Mints::note_status`].
 #[must_use]
-pub fn sent_token(grant: &Grant) -> Option<SentToken> {
-    let credential = &grant.selected_credential()?.credential;
-    Some(SentToken { key: credential.mint_key()?, minted: credential.minted_value()?.minted() })
+pub fn sent_tokens(grant: &Grant) -> Vec<SentToken> {
+    let selected = grant.selected_credentials().iter().map(|chosen| &chosen.credential);
+    let token = |credential: &Arc<Credential>| {
+        Some(SentToken { key: credential.mint_key()?, minted: credential.minted_value()?.minted() })
+    };
+    selected.filter_map(token).collect()
 }

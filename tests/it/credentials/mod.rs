@@ -2,6 +2,8 @@
 
 pub mod auto;
 pub mod aws;
+pub mod beside;
+pub mod body;
 pub mod credential_theft;
 pub mod grants;
 pub mod injection;

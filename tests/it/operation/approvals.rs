@@ -128,7 +128,7 @@ async fn an_operator_sees_what_a_decision_is_bound_to() {
     assert_eq!(status, 200, "{shown}");
     let bound = &shown["bound"];
     assert_eq!(bound["query"], "page=2", "{bound:#}");
-    assert_eq!(bound["credential"], json!({ "name": "KEY", "places": ["header:authorization"] }), "{bound:#}");
+    assert_eq!(bound["credentials"], json!([{ "name": "KEY", "places": ["header:authorization"] }]), "{bound:#}");
     assert!(bound["fields"].as_array().unwrap().contains(&json!(["x-note", "for you"])), "{bound:#}");
     assert_eq!((&bound["body"]["text"], &bound["body"]["is_whole"]), (&json!("{\"to\": \"all\"}"), &json!(true)));
     assert_eq!(bound["is_complete"], true, "{bound:#}");

@@ -1,0 +1,69 @@
+//! Cookies of a request (RFC 6265 §4.2).
+
+use http::HeaderMap;
+use http::header::COOKIE;
+use zeroize::Zeroizing;
+
+/// Returns the names and values of the cookies of a request. HTTP/2 may send each in a field of its own (RFC 9113 §8.2.3).
+pub(crate) fn pairs(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
+    each(headers).map(split)
+}
+
+/// Returns the field with a cookie of this name in last place, instead of any others of that name.
+pub(crate) fn with_cookie(headers: &HeaderMap, name: &str, value: &[u8]) -> Zeroizing<Vec<u8>> {
+    let mut field = Zeroizing::new(without_cookie(headers, name));
+    // A vector that grows leaves a copy behind.
+    field.reserve_exact(name.len().saturating_add(value.len()).saturating_add(3));
+    let and: &[u8] = if field.is_empty() { b"" } else { b"; " };
+    [and, name.as_bytes(), b"=", value].into_iter().for_each(|part| field.extend_from_slice(part));
+    field
+}
+
+/// Returns the field without the cookies of this name. It is empty if there are no others.
+pub(crate) fn without_cookie(headers: &HeaderMap, name: &str) -> Vec<u8> {
+    let others = each(headers).filter(|cookie| split(cookie).0 != name.as_bytes());
+    others.collect::<Vec<_>>().join(&b"; "[..])
+}
+
+fn each(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let all = headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
+    all.map(<[u8]>::trim_ascii).filter(|cookie| !cookie.is_empty())
+}
+
+fn split(cookie: &[u8]) -> (&[u8], &[u8]) {
+    let at = memchr::memchr(b'=', cookie).unwrap_or(cookie.len());
+    let (name, value) = cookie.split_at_checked(at).unwrap_or((cookie, b""));
+    (name.trim_ascii(), value.strip_prefix(b"=").unwrap_or_default().trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_cookie_replaces_those_of_its_name_only() {
+        let rows: [(&[&str], &str, &str); 7] = [
+            (&[], "", "s=v"),
+            (&["a=1"], "a=1", "a=1; s=v"),
+            (&["s=mine; a=1;s = too"], "a=1", "a=1; s=v"),
+            (&["a=1", "b=2; s"], "a=1; b=2", "a=1; b=2; s=v"),
+            (&["a=s=1; ;ss=2"], "a=s=1; ss=2", "a=s=1; ss=2; s=v"),
+            (&["S=1"], "S=1", "S=1; s=v"),
+            (&["", ";"], "", "s=v"),
+        ];
+        for (fields, without, with) in rows {
+            let mut headers = HeaderMap::new();
+            for field in fields {
+                headers.append(COOKIE, HeaderValue::from_static(field));
+            }
+            assert_eq!(without_cookie(&headers, "s"), without.as_bytes(), "{fields:?}");
+            assert_eq!(*with_cookie(&headers, "s", b"v"), with.as_bytes(), "{fields:?}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.append(COOKIE, HeaderValue::from_static("a = 1 ; b=\"2\"; c"));
+        let pairs: Vec<_> = pairs(&headers).collect();
+        assert_eq!(pairs, [(&b"a"[..], &b"1"[..]), (b"b", b"\"2\""), (b"c", b"")]);
+    }
+}
