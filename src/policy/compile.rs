@@ -954,6 +954,56 @@ pub(super) mod tests {
                 "credentials.A.auth_cookie_name",
                 "no auth_cookie_name",
             ),
+            ("[credentials.A]\nauth_type = \"hmac\"", "credentials.A.hmac", "sign and headers"),
+            ("[credentials.A]\nauth_type = \"bearer\"\n[credentials.A.hmac]", "credentials.A.hmac", "no hmac"),
+            ("[credentials.A]\nauth_type = \"hmac\"\n[credentials.A.hmac]", "credentials.A.hmac.sign", "{body}"),
+            ("[credentials.A]\nauth_type = \"hmac\"\nhmac = { preset = \"x\" }", "credentials.A.hmac.preset", "slack"),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { preset = \"slack\" }\nswap_in = [\"path\"]",
+                "credentials.A.swap_in",
+                "no swap_in",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{date}\" }",
+                "credentials.A.hmac.sign",
+                "timestamp",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{body}\" }",
+                "credentials.A.hmac.headers",
+                "X-Signature",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{signature}\", headers = { X-A = \"{signature}\" } }",
+                "credentials.A.hmac.sign",
+                "without {signature}",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{nonce}\", headers = { X-A = \"{signature}\" } }",
+                "credentials.A.hmac.headers",
+                "{nonce}",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{body}\", headers = { Host = \"{signature}\" } }",
+                "credentials.A.hmac.headers.Host",
+                "X-Signature",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{body}\", headers = { X-A = \"{signature}{body}\" } }",
+                "credentials.A.hmac.headers",
+                "other variables",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { preset = \"aws_mws\" }",
+                "credentials.A.hmac.key_id",
+                "visible",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 hmac = { preset = \"slack\", key_encoding = \"hex\" }\n[tasks.t]\ncredentials = [\"A\"]",
+                "credentials.A.value",
+                "key_encoding",
+            ),
             ("[credentials.A]\nwith = [\"B\"]", "credentials.A.with[0]", "A"),
             ("[credentials.A]\nwith = [\"A\"]", "credentials.A.with[0]", "each credential once"),
             ("[credentials.A]\nwith = [\"B\", \"B\"]", "credentials.A.with[1]", "each credential once"),

@@ -10,6 +10,7 @@ use http::header::{
 use subtle::ConstantTimeEq;
 
 use super::aws::AwsKey;
+use super::hmac::HmacRecipe;
 use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting};
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
@@ -68,6 +69,9 @@ pub enum Auth {
     Cookie(String),
     /// The places of `swap_in` in which the placeholder stands. The value is never sent otherwise.
     Placeholder,
+    /// A signature of the request with a shared key, in the fields and parameters of the recipe. The value is the key, which is never
+    /// sent.
+    Hmac(Arc<HmacRecipe>),
     /// `Authorization: AWS4-HMAC-SHA256 …`: a signature of the request (AWS Signature Version 4). The value is the secret
     /// access key, which is never sent.
     AwsSigV4,
@@ -116,6 +120,7 @@ impl Auth {
             Self::Query(name) => Some(Placement::Parameter(name.clone())),
             Self::Path => Some(Placement::Path),
             Self::Cookie(name) => Some(Placement::Cookie(name.clone())),
+            Self::Hmac(recipe) => recipe.place(),
             Self::Auto | Self::Placeholder => None,
         }
     }
@@ -138,6 +143,10 @@ impl std::fmt::Display for Auth {
             Self::Path => f.write_str("the path"),
             Self::Cookie(name) => write!(f, "Cookie: {name}=…"),
             Self::Placeholder => f.write_str("the place of its placeholder"),
+            Self::Hmac(recipe) => match recipe.place() {
+                Some(place) => write!(f, "{place}: a signature"),
+                None => f.write_str("a signature"),
+            },
             Self::AwsSigV4 => f.write_str("Authorization: AWS4-HMAC-SHA256 …"),
         }
     }
@@ -361,6 +370,21 @@ impl Credential {
         self.aws.as_ref()
     }
 
+    /// With [`Auth::Hmac`], returns how requests are signed.
+    #[must_use]
+    pub fn hmac(&self) -> Option<&HmacRecipe> {
+        match &self.auth {
+            Auth::Hmac(recipe) => Some(recipe),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the value is a key that signs requests and is never sent.
+    #[must_use]
+    pub fn is_signing_key(&self) -> bool {
+        matches!(self.auth, Auth::Hmac(_) | Auth::AwsSigV4)
+    }
+
     /// Returns the token of temporary AWS credentials.
     fn session_token(&self) -> Option<&[u8]> {
         self.aws.as_ref()?.session_token.as_ref().map(Secret::expose)
@@ -414,6 +438,7 @@ impl Credential {
             | Auth::Path
             | Auth::Cookie(_)
             | Auth::Placeholder
+            | Auth::Hmac(_)
             | Auth::AwsSigV4 => false,
         };
         is_basic.then(|| leak::password(value))

@@ -9,6 +9,7 @@ use toml::Value;
 
 use super::aws::{self, AwsKey};
 use super::credential::{Auth, Binding, Credential, Placement, fits_cookie, fits_path, is_cookie_name};
+use super::hmac_file::RawHmac;
 use super::mint::{Minting, StoredSecret};
 use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
@@ -42,6 +43,8 @@ pub(super) struct RawCredential {
     swap_in: Vec<String>,
     with: Vec<String>,
     aws: RawAws,
+    /// The section `hmac`, if it is there.
+    hmac: Option<RawHmac>,
     mint: RawMint,
     /// The key path of the section.
     path: String,
@@ -87,6 +90,7 @@ enum AuthType {
     Bearer,
     Cookie,
     Header,
+    Hmac,
     Minted(MintType),
     Path,
     Placeholder,
@@ -99,7 +103,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "aws_sigv4" => AuthType::AwsSigV4,
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "hmac" => AuthType::Hmac, "aws_sigv4" => AuthType::AwsSigV4,
     "oauth2_client_credentials" => AuthType::Minted(MintType::ClientCredentials),
     "oauth2_refresh_token" => AuthType::Minted(MintType::RefreshToken),
     "oauth2_jwt_bearer" => AuthType::Minted(MintType::JwtBearer),
@@ -191,6 +195,7 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
             region: s.take("region"),
             service: s.take("service"),
         },
+        hmac: s.has("hmac").then(|| RawHmac::read(s.section("hmac"))),
         mint: RawMint::read(&mut s, base),
         path: s.at("").trim_end_matches('.').to_owned(),
     }
@@ -208,7 +213,7 @@ impl RawCredential {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"hmac\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
             );
         }
         if !takes_value && !no_value {
@@ -283,6 +288,7 @@ impl RawCredential {
             self.mint.check(minted, &self.path, findings);
         }
         self.check_with(findings);
+        self.check_hmac(findings);
         let needs_placeholder = matches!(self.auth_type, Some(AuthType::Auto | AuthType::Path | AuthType::Placeholder));
         if needs_placeholder && self.inject == Inject::Always {
             findings.problem(
@@ -308,6 +314,24 @@ impl RawCredential {
                 "missing",
                 "the places of the placeholder, such as [\"body:json:/api_key\"]",
             );
+        }
+    }
+
+    fn check_hmac(&self, findings: &Findings) {
+        let at = |key: &str| format!("{}.{key}", self.path);
+        match (&self.hmac, self.auth_type) {
+            (None, Some(AuthType::Hmac)) => {
+                findings.problem(at("hmac"), "missing", "[credentials.NAME.hmac] with sign and headers, or a preset")
+            }
+            (Some(_), Some(kind)) if kind != AuthType::Hmac => {
+                findings.problem(at("hmac"), "requires auth_type = \"hmac\"", "no hmac")
+            }
+            // Also if no task has the credential.
+            (Some(hmac), _) => drop(hmac.recipe(&self.path, findings)),
+            (None, _) => {}
+        }
+        if self.auth_type == Some(AuthType::Hmac) && !self.swap_in.is_empty() {
+            findings.problem(at("swap_in"), "the key of hmac signs requests and is never sent", "no swap_in");
         }
     }
 
@@ -428,6 +452,8 @@ impl RawCredential {
             AuthType::Basic => Auth::Basic,
             AuthType::Bearer => Auth::Bearer,
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
+            // Its problems have been reported.
+            AuthType::Hmac => Auth::Hmac(Arc::new(self.hmac.as_ref()?.recipe(&self.path, &Findings::default())?)),
             AuthType::Minted(_) => match &self.auth_header_name {
                 Some(name) => Auth::Header(field(name)?),
                 None => Auth::Bearer,
@@ -537,6 +563,12 @@ impl RawCredential {
             matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header)) || !self.swap_in.is_empty();
         if self.auth_type == Some(AuthType::AwsSigV4) && (has_blank_edge(&value) || !value.expose().is_ascii()) {
             findings.problem(&at, "the value is not a secret access key", "the key alone, without blanks around it");
+            return None;
+        }
+        if let (Some(AuthType::Hmac), Some(hmac)) = (self.auth_type, &self.hmac)
+            && !hmac.takes_key(value.expose())
+        {
+            findings.problem(&at, "the value is not a key in its key_encoding", "the key, or another key_encoding");
             return None;
         }
         if is_in_field && has_blank_edge(&value) {

@@ -9,6 +9,8 @@ pub mod credential;
 mod credential_file;
 pub mod difference;
 pub mod file;
+pub mod hmac;
+mod hmac_file;
 pub mod hook_url;
 pub mod leak;
 pub mod lines;

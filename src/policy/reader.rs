@@ -123,6 +123,11 @@ impl<'f> Section<'f> {
         self.child(key, value)
     }
 
+    /// Returns the findings to report to.
+    pub(super) fn findings(&self) -> &'f Findings {
+        self.findings
+    }
+
     /// Returns the path of this table.
     pub(super) fn path(&self) -> &str {
         &self.path

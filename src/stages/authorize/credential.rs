@@ -23,6 +23,7 @@ use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
 use crate::policy::aws::{AwsKey, AwsScope};
 use crate::policy::credential::{Credential, Placement};
+use crate::policy::hmac::HmacRecipe;
 use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
@@ -66,8 +67,9 @@ impl SelectedCredential {
         let in_body = self.in_body.iter().map(|swap| swap.place.clone());
         let own = self.swaps.iter().map(|swap| swap.place.clone()).chain(in_body).chain(by_auth_type);
         let replaced = self.scope.iter().flat_map(|_| aws_fields::REPLACED).map(Placement::Field);
+        let of_signature = self.credential.hmac().into_iter().flat_map(HmacRecipe::places);
         // The place of a signature is one of them.
-        own.filter(|_| self.scope.is_none()).chain(replaced).collect()
+        own.filter(|_| !self.credential.is_signing_key()).chain(replaced).chain(of_signature).collect()
     }
 }
 

@@ -27,6 +27,7 @@ use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
 use crate::policy::credential::Placement;
+use crate::policy::hmac::HmacRecipe;
 use crate::policy::mint::MintedValue;
 use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::plan::{Limits, Timeouts};
@@ -299,10 +300,17 @@ impl Grant {
         !self.values.in_request.is_empty() || self.credentials.placeholders != PlaceholderSyntax::Usual
     }
 
-    /// Returns true if the body has to be read before the request is sent, because it is signed.
-    pub(super) fn signs_body(&self, headers: &HeaderMap) -> bool {
+    /// Returns true if the body has to be read before the request is sent, because it is signed for
+    /// AWS.
+    pub(super) fn signs_body_for_aws(&self, headers: &HeaderMap) -> bool {
         let mut scopes = self.selected_credentials().iter().filter_map(|chosen| chosen.scope.as_ref());
         scopes.any(|scope| !scope.is_s3()) && AnnouncedPayload::of(headers) == Some(AnnouncedPayload::None)
+    }
+
+    /// Returns true if the body has to be read before the request is sent, because it is signed with a shared key.
+    pub(super) fn signs_body_with_hmac(&self) -> bool {
+        let mut recipes = self.selected_credentials().iter().filter_map(|chosen| chosen.credential.hmac());
+        recipes.any(HmacRecipe::signs_body)
     }
 
     /// Returns true if the body has to be read before the request is sent, because it may have placeholders.

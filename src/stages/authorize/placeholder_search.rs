@@ -331,6 +331,14 @@ impl PlaceholderSearch<'_> {
             self.add(&credential, |_| {});
             return Ok(());
         }
+        if credential.hmac().is_some() {
+            // The placeholder stands for the signature.
+            if basic || !before.is_empty() || !after.is_empty() {
+                return Err(misplaced(Misplaced::BesideText, record));
+            }
+            self.add(&credential, |_| {});
+            return Ok(());
+        }
         let swap = Swap { place: place.clone(), before: before.to_vec(), after: after.to_vec(), basic };
         if credential.must_stand_alone_in(place) && !swap.is_exact() {
             return Err(misplaced(Misplaced::BesideText, record));

@@ -3,6 +3,7 @@
 
 mod aws_sigv4;
 mod body_values;
+mod hmac;
 pub(super) mod strip;
 pub(super) mod unsent_fields;
 
@@ -178,6 +179,11 @@ fn build(
         .build()
         .map_err(|_| Deny::TargetMalformed)?;
     for chosen in grant.selected_credentials() {
+        if let Some(recipe) = chosen.credential.hmac() {
+            hmac::sign_request(&chosen.credential, recipe, &mut parts, &body)?;
+        }
+    }
+    for chosen in grant.selected_credentials() {
         if let Some(scope) = &chosen.scope {
             aws_sigv4::sign_request(&chosen.credential, scope, &mut parts, &body)?;
         }
@@ -237,7 +243,7 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             // Selected only by its placeholders.
             Auth::Auto | Auth::Path | Auth::Placeholder => return Err(Deny::CredentialNotBound.into()),
             // The signature is of the whole head, so it is made when that is complete.
-            Auth::AwsSigV4 => {}
+            Auth::AwsSigV4 | Auth::Hmac(_) => {}
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {

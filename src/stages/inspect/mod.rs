@@ -35,10 +35,10 @@ use crate::policy::plan::Timeouts;
 const MAX_BUFFERED: u64 = 64 * 1024;
 /// The same limit for requests that need approval, if the plan sets no limit, in bytes.
 const MAX_APPROVED: u64 = 1_000_000;
-/// The maximum size of a body that is part of a signature, in bytes: half of what the bodies of an execution may take.
+/// The maximum size of a body that is signed for AWS, in bytes: half of what the bodies of an execution may take.
 const MAX_SIGNED: u64 = 8_000_000;
 
-/// The maximum size of a body in which placeholders are replaced, in bytes.
+/// The maximum size of a body in which placeholders are replaced, or that is signed with a shared key, in bytes. Both are done at once.
 const MAX_SWAPPED: u64 = 1_000_000;
 /// The beginning of the audit rule for a body that may have placeholders.
 const PLACEHOLDERS: &str = "the search for placeholders";
@@ -131,7 +131,9 @@ fn needs_whole_body(grant: &Grant, head: &Parts) -> Option<WholeBody> {
     let limit = grant.limits().request;
     let approval = grant.approval().map(|_| ("approval", limit.unwrap_or(MAX_APPROVED)));
     let within = |max: u64| limit.map_or(max, |limit| limit.min(max));
-    let signature = grant.signs_body(&head.headers).then(|| ("the signature", within(MAX_SIGNED)));
+    let aws = grant.signs_body_for_aws(&head.headers).then_some(MAX_SIGNED);
+    let hmac = grant.signs_body_with_hmac().then_some(MAX_SWAPPED);
+    let signature = [aws, hmac].into_iter().flatten().min().map(|max| ("the signature", within(max)));
     let placeholders = grant.awaits_body().then(|| (PLACEHOLDERS, within(MAX_SWAPPED)));
     let of_unknown_length = approval.is_none() && signature.is_none();
     let reasons = || [approval, signature, placeholders].into_iter().flatten();
@@ -175,7 +177,7 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
     // was searched without a find.
     record.check_execution()?;
     let mut request = Request::from_parts(parts, body);
-    if grant.signs_body(request.headers())
+    if grant.signs_body_for_aws(request.headers())
         && let Some((data, _)) = request.body().buffered()
     {
         let hash = PayloadHash::of(data).await;

@@ -6,6 +6,7 @@ pub mod beside;
 pub mod body;
 pub mod credential_theft;
 pub mod grants;
+pub mod hmac;
 pub mod injection;
 pub mod minted;
 pub mod own_place;

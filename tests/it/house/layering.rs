@@ -137,6 +137,7 @@ fn restricted_operations_stay_in_their_files() {
                 "src/daemon/vault.rs",
                 "src/stages/inject/aws_sigv4.rs",
                 "src/stages/inject/body_values.rs",
+                "src/stages/inject/hmac.rs",
                 "src/stages/inject/mod.rs",
                 "src/cli/placeholder.rs",
                 "src/cli/admin_client.rs",
