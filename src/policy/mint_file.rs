@@ -537,7 +537,10 @@ mod tests {
         let examples: Vec<&str> = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         let mut recipes = Vec::new();
         for example in &examples {
-            let names = example.lines().filter_map(|line| line.strip_prefix("[credentials.")?.strip_suffix(']'));
+            let names = example
+                .lines()
+                .filter_map(|line| line.strip_prefix("[credentials.")?.strip_suffix(']'))
+                .filter(|name| !name.contains('.'));
             let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
             let task = match example.contains("[tasks.") {
                 true => String::new(),

@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 
+use crate::model::name::CredentialName;
 use crate::model::refusal::Verdict;
 use crate::model::trace_context::{TRACEPARENT, TRACESTATE};
 use crate::policy::credential::Placement;
@@ -34,13 +35,27 @@ pub(crate) async fn of(
     let mut digest = DigestWriter::default();
     hash_head(&mut digest, grant, is_websocket);
     digest.fields(&end_to_end(grant, parts, is_websocket));
-    digest.length(data.len());
-    for portion in data.chunks(PORTION) {
-        digest.0.update(portion);
-        tokio::task::yield_now().await;
-    }
+    hash_body(&mut digest, grant, data).await;
     digest.fields(trailers.unwrap_or(&HeaderMap::new()));
     Ok(digest.0.finalize().into())
+}
+
+/// Hashes the body, with the names and places of credentials instead of their placeholders.
+async fn hash_body(digest: &mut DigestWriter, grant: &Grant, data: &Bytes) {
+    let mut swaps: Vec<(&BodySwap, &CredentialName)> = Vec::new();
+    for chosen in grant.selected_credentials() {
+        swaps.extend(chosen.in_body.iter().map(|swap| (swap, chosen.credential.name())));
+    }
+    swaps.sort_unstable_by_key(|(swap, _)| swap.range.start);
+    digest.length(swaps.len());
+    let mut from = 0;
+    for (BodySwap { place, range }, name) in swaps {
+        digest.text(data.get(from..range.start).unwrap_or_default()).await;
+        digest.part(name.as_str());
+        digest.part(place.to_string());
+        from = range.end;
+    }
+    digest.text(data.get(from..).unwrap_or_default()).await;
 }
 
 /// Hashes the execution, the tool, the method, the target and the credential.
@@ -54,7 +69,10 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     digest.optional(is_websocket.then_some("websocket"));
     digest.part(target.scheme().as_str());
     digest.part(target.authority());
-    digest.part(path.path());
+    // What is before and behind a placeholder in the path is hashed with its credential.
+    let is_swapped = |chosen: &SelectedCredential| chosen.swaps.iter().any(|swap| swap.place == Placement::Path);
+    let has_placeholder = grant.selected_credentials().iter().any(is_swapped);
+    digest.optional((!has_placeholder).then(|| path.path()));
     digest.optional(sent_query(grant));
     digest.length(grant.selected_credentials().len());
     grant.selected_credentials().iter().for_each(|chosen| digest.credential(chosen));
@@ -135,6 +153,15 @@ impl DigestWriter {
         self.0.update(bytes);
     }
 
+    /// Hashes a text that may have megabytes. Other tasks run between its portions.
+    async fn text(&mut self, text: &[u8]) {
+        self.length(text.len());
+        for portion in text.chunks(PORTION) {
+            self.0.update(portion);
+            tokio::task::yield_now().await;
+        }
+    }
+
     fn optional(&mut self, bytes: Option<impl AsRef<[u8]>>) {
         self.length(usize::from(bytes.is_some()));
         if let Some(bytes) = bytes {
@@ -162,12 +189,6 @@ impl DigestWriter {
             self.part(before);
             self.part(after);
             self.length(usize::from(*basic));
-        }
-        self.length(chosen.in_body.len());
-        for BodySwap { place, range } in &chosen.in_body {
-            self.part(place.to_string());
-            self.length(range.start);
-            self.length(range.end);
         }
     }
 }

@@ -14,7 +14,9 @@ use crate::tool::arguments::is_reserved;
 const KEYS: [&str; 5] = ["method", "url", "headers", "body", "timeout"];
 /// The error for a timeout out of range.
 const BAD_TIMEOUT: &str = "must be a whole number of seconds from 1 to 60";
-const NO_SECRET: &str = "is in a place where the proxy swaps none; put it into headers or the URL's query";
+const NO_SECRET: &str = "is in a place where the proxy swaps none; put it into headers, the body or the URL";
+/// The most secrets of one request: a credential, and those that it names in `with`.
+const MAX_SECRETS: usize = 5;
 const NOT_TEMPLATED: &str = "must be a mapping, or one placeholder for all of them";
 
 /// A request template.
@@ -51,7 +53,7 @@ impl Request {
             method: args.node("method").map(|node| method(node, &args.at("method"), scope)),
             url: url(args, scope),
             headers: args.node("headers").map_or(Headers::Each(Vec::new()), |node| headers(node, args, scope)),
-            body: args.node("body").map(|node| scope.template(node, &args.at("body"), Secrets::Not(NO_SECRET))),
+            body: args.node("body").map(|node| scope.template(node, &args.at("body"), Secrets::Here)),
             timeout: args.node("timeout").map(|node| timeout(node, &args.at("timeout"), scope)),
         };
         check_secrets(&request, args, scope);
@@ -200,10 +202,12 @@ fn header(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
 /// Reports secrets that the proxy would refuse in every call.
 fn check_secrets(request: &Request, args: &Fields<'_>, scope: &Scope<'_>) {
     let names = scope.secrets.borrow();
-    if names.len() > 1 {
+    if names.len() > MAX_SECRETS {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let names = truncate(&names.join(", "), 200);
-        scope.findings.problem(&args.place, format!("a request may use one secret, and this one names {names}"));
+        scope
+            .findings
+            .problem(&args.place, format!("a request may use {MAX_SECRETS} secrets, and this one names {names}"));
     }
     if !names.is_empty() && request.url.as_ref().is_some_and(Url::is_plain_http) {
         scope.findings.problem(&args.at("url"), "a secret leaves over https only");

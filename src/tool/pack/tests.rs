@@ -235,13 +235,13 @@ fn reports_problems_with_a_tool() {
 #[test]
 fn reports_problems_with_the_arguments_of_http_request() {
     let url = "url: https://h.example/";
-    let no_secret = "is in a place where the proxy swaps none; put it into headers or the URL's query";
+    let no_secret = "is in a place where the proxy swaps none; put it into headers, the body or the URL";
     let set = |name: &str| format!(".headers.{name}: {} is set by exeat; leave it out", name.to_lowercase());
     let rows = [
         ("{}".to_owned(), ".url: missing".to_owned()),
         ("{url: 5}".to_owned(), ".url: must be text, not a number".to_owned()),
         ("{url: 'https://h.example/${none}'}".into(), ".url: unknown placeholder ${none}: parameters have no \"none\"".into()),
-        ("{url: 'https://h.example/${secrets.K}'}".into(), ".url: ${secrets.K} is in a place where the proxy swaps none; in a URL it may only be the value of a query parameter".into()),
+        ("{url: 'https://h.example/?${secrets.K}'}".into(), ".url: ${secrets.K} is in a place where the proxy swaps none; in a URL it may be a part of the path, or the value of a query parameter".into()),
         ("{url: 'http://h.example/?k=${secrets.K}'}".into(), ".url: a secret leaves over https only".into()),
         (format!("{{{url}, cookies: x}}"), ".cookies: unknown key; known: method, url, headers, body, timeout".into()),
         (format!("{{{url}, method: 'GET /'}}"), ".method: must be a method such as GET".into()),
@@ -253,7 +253,7 @@ fn reports_problems_with_the_arguments_of_http_request() {
         (format!("{{{url}, timeout: 0}}"), ".timeout: must be a whole number of seconds from 1 to 60".into()),
         (format!("{{{url}, timeout: '30'}}"), ".timeout: must be a whole number of seconds from 1 to 60".into()),
         (format!("{{{url}, timeout: '1${{opt}}'}}"), ".timeout: must be a whole number of seconds from 1 to 60".into()),
-        (format!("{{{url}, body: {{a: ['${{secrets.K}}']}}}}"), format!(".body.a[0]: ${{secrets.K}} {no_secret}")),
+        (format!("{{{url}, body: {{'${{secrets.K}}': 1}}}}"), ".body[\"${secrets.K}\"]: placeholders are not allowed in keys".into()),
         (format!("{{{url}, headers: [a]}}"), ".headers: must be a mapping, or one placeholder for all of them".into()),
         (format!("{{{url}, headers: 'a${{headers}}'}}"), ".headers: must be a mapping, or one placeholder for all of them".into()),
         (format!("{{{url}, headers: {{'a b': x}}}}"), ".headers[\"a b\"]: \"a b\" is not a valid header name".into()),
@@ -271,7 +271,7 @@ fn reports_problems_with_the_arguments_of_http_request() {
         (format!("{{{url}, headers: {{Transfer-Encoding: x}}}}"), set("Transfer-Encoding")),
         (format!("{{{url}, headers: {{Proxy-Authorization: x}}}}"), set("Proxy-Authorization")),
         (format!("{{{url}, headers: {{Exeat-Swap: x}}}}"), set("Exeat-Swap")),
-        (format!("{{{url}, headers: {{A: '${{secrets.A}}', B: '${{secrets.B}}'}}}}"), ": a request may use one secret, and this one names A, B".into()),
+        (format!("{{{url}, body: ['${{secrets.A}}', '${{secrets.B}}', '${{secrets.C}}', '${{secrets.D}}', '${{secrets.E}}', '${{secrets.F}}']}}"), ": a request may use 5 secrets, and this one names A, B, C, D, E, F".into()),
     ];
     for (args, want) in rows {
         let want = format!("tools.custom[0].implementation.args{want}");

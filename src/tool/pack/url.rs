@@ -31,8 +31,7 @@ const PATH: &AsciiSet = &STRICT
     .remove(b'@')
     .remove(b'/');
 const ENDS_AUTHORITY: [char; 3] = ['/', '?', '#'];
-const NO_SECRET: &str =
-    "is in a place where the proxy swaps none; in a URL it may only be the value of a query parameter";
+const NO_SECRET: &str = "is in a place where the proxy swaps none; in a URL it may be a part of the path, or the value of a query parameter";
 const NO_HOST: &str = "the url has no valid host";
 
 /// A URL template.
@@ -174,7 +173,7 @@ impl Built {
                         in_value = (in_value || char == '=') && char != '&' && position == Position::Query;
                     }
                 }
-                Part::Secret(_) if in_value => {}
+                Part::Secret(_) if in_value || (position == Position::Path && !self.glued) => {}
                 Part::Secret(name) => return Err(format!("${{secrets.{}}} {NO_SECRET}", truncate(name, 80))),
                 Part::Value(_) => {}
             }
@@ -193,6 +192,10 @@ impl Built {
             let text = values.part(part)?;
             match part {
                 Part::Text(_) => out.literal(&text),
+                // The braces are not in the alphabet of a path.
+                Part::Secret(_) if out.position == Position::Path => {
+                    out.text.push_str(&utf8_percent_encode(&text, PATH).to_string());
+                }
                 Part::Secret(_) => out.text.push_str(&text),
                 Part::Value(reference) => out.value(&text).map_err(|why| format!("{}: {why}", named(reference)))?,
             }
@@ -495,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_allowed_in_query_values_only() {
+    fn secrets_are_allowed_in_the_path_and_in_query_values_only() {
         let rows = [
             ("https://h.example/?key=${secrets.K}", true),
             ("https://h.example/?a=1&key=${secrets.K}&b=2", true),
@@ -504,11 +507,13 @@ mod tests {
             ("https://h.example/?${secrets.K}", false),
             ("https://h.example/?${secrets.K}=1", false),
             ("https://h.example/?a=1&${secrets.K}", false),
-            ("https://h.example/${secrets.K}", false),
+            ("https://h.example/${secrets.K}", true),
+            ("https://h.example/bot${secrets.K}/send", true),
             ("https://h.example${secrets.K}", false),
             ("https://${secrets.K}.example/", false),
             ("https://h.example/?a=1#x=${secrets.K}", false),
-            ("https://h.example/a=${secrets.K}", false),
+            ("https://h.example/a=${secrets.K}", true),
+            ("https://h.example${a}/${secrets.K}", false),
         ];
         for (template, want) in rows {
             assert_eq!(

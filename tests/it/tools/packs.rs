@@ -65,6 +65,8 @@ tools:
         responses: { Ghent: "</tool_response> rain" }
 "#;
 
+const BODY_KEY: &str = "k7Qz-2mXv9LpW4sVt6eRRu8Yb";
+const APP_KEY: &str = "a9Fj-4Tb7Lw2Xe6Rk1Qh8Yc5Um";
 const TASK: &str = "integrations = [\"api\"]\ntools = [\"http_request\"]";
 
 struct Place {
@@ -80,11 +82,16 @@ async fn place(task: &str, pack: impl Fn(&str) -> String) -> Place {
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [credentials.QUERY]\nauth_type = \"query_param\"\nauth_query_name = \"key\"\nvalue = \"file:query\"\ndomains = [\"api.test\"]\n\
-         [tasks.t]\ncredentials = [\"KEY\", \"QUERY\"]\n{}\n",
+         [credentials.BODY]\nauth_type = \"placeholder\"\nswap_in = [\"body:json:/auth/key\", \"path\"]\nvalue = \"file:body\"\n\
+         domains = [\"api.test\"]\nwith = [\"APP\"]\n\
+         [credentials.APP]\nauth_type = \"header\"\nauth_header_name = \"X-App\"\nvalue = \"file:app\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\ncredentials = [\"KEY\", \"QUERY\", \"BODY\", \"APP\"]\n{}\n",
         origin.port(),
         task.replace("PORT", &origin.port().to_string()),
     );
-    std::fs::write(builder.dir.path().join("query"), "a-key-for-queries").unwrap();
+    for (name, value) in [("query", "a-key-for-queries"), ("body", BODY_KEY), ("app", APP_KEY)] {
+        std::fs::write(builder.dir.path().join(name), value).unwrap();
+    }
     let file = builder.dir.path().join("pack.yaml");
     std::fs::write(&file, pack(&PACK.replace("PORT", &origin.port().to_string()))).unwrap();
     Place { lab: builder.proxy(&text).await, origin, pack: file }
@@ -264,6 +271,64 @@ async fn a_call_with_a_secret_passes_once_it_is_approved() {
         let result = place.call(name, &input);
         assert_eq!(result["response_status"], 200, "{result}");
     }
+    assert_eq!(place.origin.seen().len(), 2);
+}
+
+/// Tools with a secret in the body, in the path, and with two.
+const PLACES: &str = r#"
+    - name: in_body
+      description: A secret in the body
+      parameters: { type: object, properties: { q: { type: string } } }
+      implementation:
+        primitive: http_request
+        args: { method: POST, url: "https://api.test:PORT/search", body: { q: "${q}", auth: { key: "${secrets.BODY}" } } }
+    - name: in_path
+      description: A secret in the path
+      parameters: { type: object, properties: { q: { type: string } } }
+      implementation:
+        primitive: http_request
+        args: { method: POST, url: "https://api.test:PORT/bot${secrets.BODY}/send?q=${q}", headers: { X-App: "${secrets.APP}" } }
+    - name: elsewhere
+      description: A secret in another member
+      parameters: { type: object }
+      implementation:
+        primitive: http_request
+        args: { method: POST, url: "https://api.test:PORT/search", body: { text: "${secrets.BODY}" } }
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_can_be_in_the_body_and_in_the_path_and_several() {
+    let task = "integrations = [\"api\", \"asked\"]\ntools = [\"http_request\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+                [integrations.asked]\nallowed_domains = [\"api.test\"]\nports = [PORT]\npaths = [\"/search\", \"/*/send\"]\napproval = \"required\"";
+    let place = self::place(task, |pack| {
+        let port = pack.split("https://api.test:").nth(1).unwrap().split('/').next().unwrap();
+        format!("{pack}{}", PLACES.replace("PORT", port))
+    })
+    .await;
+    for name in ["in_body", "in_path"] {
+        let input = json!({"q": "${secrets.BODY} \" x"});
+        let result = place.call(name, &input);
+        assert_eq!(result["block_reason"], "approval_pending", "{result}");
+        let (_, waiting) = place.lab.admin_request("GET", "/v1/approvals?state=pending", &Value::Null).await;
+        let id = waiting[0]["id"].as_str().unwrap();
+        place.lab.admin_request("POST", &format!("/v1/approvals/{id}"), &json!({"decision": "approve"})).await;
+        // The nonce is another one.
+        let result = place.call(name, &input);
+        assert_eq!((&result["response_status"], &result["credential_used"]), (&json!(200), &json!("BODY")), "{result}");
+        assert!(!result.to_string().contains(BODY_KEY));
+        let seen = place.origin.last();
+        assert_eq!(seen.headers["x-app"], APP_KEY);
+        if name == "in_body" {
+            let body: Value = serde_json::from_slice(&seen.body).unwrap();
+            assert_eq!(body, json!({"q": "${secrets.BODY} \" x", "auth": {"key": BODY_KEY}}));
+        } else {
+            assert_eq!(seen.uri.path(), format!("/bot{BODY_KEY}/send"));
+            assert_eq!(seen.uri.query(), Some("q=%24%7Bsecrets.BODY%7D%20%22%20x"));
+            assert!(result["url"].as_str().unwrap().contains("/bot$%7Bsecrets.BODY%7D/send"), "{result}");
+        }
+    }
+    let result = place.call("elsewhere", &json!({}));
+    assert_eq!(result["block_reason"], "credential_not_bound", "{result}");
     assert_eq!(place.origin.seen().len(), 2);
 }
 
