@@ -30,7 +30,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             record.caller(lab.caller.task(), lab.caller.execution(), own);
             record.target(&target);
             record.rule("integration i0");
-            record.credentials(std::iter::once(&credential));
+            record.credentials(std::iter::once((&credential, true)));
             // Waits until the line is in the file, as a request does before it is sent.
             record.write_decision().await.unwrap();
             record.status(StatusCode::OK);

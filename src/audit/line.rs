@@ -117,7 +117,7 @@ pub struct PlaceholderPlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misplaced {
-    /// The body is malformed, or has two members of one name.
+    /// The body is malformed, or servers could read it in two ways.
     Ambiguous,
     /// There is other text beside it.
     BesideText,
@@ -143,7 +143,7 @@ impl Misplaced {
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
-            Self::Ambiguous => "in a body that is malformed or names a member twice",
+            Self::Ambiguous => "in a body that can be read in two ways",
             Self::BesideText => "beside other text",
             Self::InName => "in the name of a parameter",
             Self::InEscape => "within an escape",

@@ -90,6 +90,8 @@ pub struct Record {
     call: Option<RequestTarget>,
     /// The recorded reason of the refusal.
     refusal: Option<Refusal>,
+    /// The credentials whose values are sent.
+    sent_values: Vec<CredentialName>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
     /// The place of a placeholder for which the request is refused, as sent, unless it is long.
@@ -154,6 +156,7 @@ impl Record {
             call: None,
             refusal: None,
             about: None,
+            sent_values: Vec::new(),
             placeholder_place: None,
             caller: None,
             peer_network: peer.network(),
@@ -363,9 +366,14 @@ impl Record {
         self.line.rule = Some(self.noted(&rule.into(), 256));
     }
 
-    /// Records the injected credential, if any, and those that are sent beside it.
-    pub fn credentials<'n>(&mut self, names: impl Iterator<Item = &'n CredentialName>) {
-        let mut names = names.map(ToString::to_string);
+    /// Records the injected credential, if any, and those that are sent beside it, each with whether its value is sent.
+    pub fn credentials<'n>(&mut self, credentials: impl Iterator<Item = (&'n CredentialName, bool)>) {
+        self.sent_values.clear();
+        let sent_values = &mut self.sent_values;
+        let mut names = credentials.map(|(name, is_sent)| {
+            sent_values.extend(is_sent.then(|| name.clone()));
+            name.to_string()
+        });
         self.line.credential_used = names.next();
         self.line.credentials_beside = names.collect();
     }
@@ -528,9 +536,8 @@ impl Record {
     /// Records that credentials in the response were redacted. Raises an alarm if one of them was not sent.
     pub fn redacted(&mut self, count: u64, whose: &[Vec<&ValueOwner>]) {
         self.line.redacted = Some(count);
-        let used = self.line.credential_used.iter().chain(&self.line.credentials_beside);
-        let is_used = |name: &CredentialName| used.clone().any(|used| used == name.as_str());
-        let was_sent = |one: &ValueOwner| matches!(one, ValueOwner::Credential(name) if is_used(name));
+        let was_sent =
+            |one: &ValueOwner| matches!(one, ValueOwner::Credential(name) if self.sent_values.contains(name));
         let unsent = whose.iter().filter(|one| !one.iter().any(|one| was_sent(one))).flatten();
         let unsent: BTreeSet<String> = unsent.map(ToString::to_string).collect();
         if !unsent.is_empty() {

@@ -276,9 +276,16 @@ fn credential_steps(
         let path = format!("credentials.{name}.");
         let absent = warnings.iter().find(|warning| warning.path.starts_with(&path) && !credential.is_enabled());
         let absent = absent.and_then(|warning| warning.problem.split(';').next()).map(|why| format!("; {why}"));
-        let only = &format!("{only}{}", absent.unwrap_or_default());
+        let beside = task.credentials().sent_with(credential);
+        let beside: Vec<_> = beside.iter().skip(1).map(|one| one.name().as_str()).collect();
+        let beside = if beside.is_empty() { String::new() } else { format!("; beside it {}", beside.join(", ")) };
+        let only = &format!("{beside}{only}{}", absent.unwrap_or_default());
         if auth.needs_placeholder() && kind.takes_placeholders() {
-            return format!("{name} would be sent in {auth}{only}");
+            let own = auth.place();
+            let places = credential.places().filter(|place| Some(place) != own.as_ref());
+            let places: Vec<_> = places.map(|place| place.to_string()).collect();
+            let places = if places.is_empty() { String::new() } else { format!(" ({})", places.join(", ")) };
+            return format!("{name} would be sent in {auth}{places}{only}");
         }
         let takes_names = kind.takes_names() && !auth.needs_placeholder();
         let how = match (credential.is_always_injected(), kind.takes_placeholders(), takes_names) {

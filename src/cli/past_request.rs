@@ -23,8 +23,8 @@ pub(super) struct PastRequest {
     /// The path. `None` for `CONNECT`.
     pub(super) path: Option<LoggedPath>,
     pub(super) outcome: Outcome,
-    /// The credential that was sent.
-    pub(super) credential: Option<String>,
+    /// The credentials that were sent, the selected one first.
+    pub(super) credentials: Vec<String>,
     /// Whether an operator had to approve it.
     pub(super) needed_approval: bool,
     /// The address that it was sent to.
@@ -96,6 +96,7 @@ struct Line {
     approval: Option<String>,
     addr: Option<String>,
     credential_used: Option<String>,
+    credentials_beside: Vec<String>,
 }
 
 /// Reads a line of the log.
@@ -149,7 +150,7 @@ fn request(line: Line, at: OffsetDateTime) -> Option<PastRequest> {
         target,
         path,
         outcome,
-        credential: line.credential_used,
+        credentials: line.credential_used.into_iter().chain(line.credentials_beside).collect(),
         needed_approval: line.approval.is_some(),
         address: line.addr.and_then(|address| address.parse().ok()),
     })

@@ -198,7 +198,7 @@ impl Replay {
             let is_allowed = request.address.is_some_and(|address| policy.check_address(address, &allowed).is_ok());
             return is_allowed.then(|| (Change::Allowed, code.to_owned()));
         }
-        let lacks = |name: &str| request.credential.as_deref() != Some(name) && !is_always_sent(policy, request, name);
+        let lacks = |name: &str| !would_send(policy, request, name) && !is_always_sent(policy, request, name);
         if !is_refused && allowed.required().any(|name| lacks(name.as_str())) {
             return Some((Change::Refused, Refusal::from(Deny::CredentialRequired).code().to_owned()));
         }
@@ -207,7 +207,7 @@ impl Replay {
             return is_allowed.then(|| (Change::Allowed, code.to_owned()));
         }
         let is_sent_now = |name: &String| sends(policy, request, &allowed, name);
-        if let Some(name) = request.credential.as_ref().filter(|name| !is_refused && !is_sent_now(name)) {
+        if let Some(name) = request.credentials.iter().find(|name| !is_refused && !is_sent_now(name)) {
             return Some((Change::NoCredential, name.clone()));
         }
         let was_asked = request.needed_approval;
@@ -299,14 +299,24 @@ fn judge(task: &Task, request: &PastRequest) -> Result<Decision, Deny> {
 /// Returns whether the request would still be sent with a credential.
 fn sends(policy: &Policy, request: &PastRequest, allowed: &MatchedRules, name: &str) -> bool {
     let credential = policy.task(&request.task).and_then(|task| task.credentials().named(name));
-    let others = || allowed.required().any(|required| required.as_str() != name);
-    credential.is_some_and(|credential| allowed.may_receive(credential, &request.target)) && !others()
+    let lacks = || allowed.required().any(|required| !would_send(policy, request, required.as_str()));
+    let may_go = credential.is_some_and(|credential| allowed.may_receive(credential, &request.target));
+    may_go && would_send(policy, request, name) && !lacks()
+}
+
+/// Returns whether a credential would be sent, by the one that the client selected or beside it.
+fn would_send(policy: &Policy, request: &PastRequest, name: &str) -> bool {
+    let Some(task) = policy.task(&request.task) else { return false };
+    let selected = request.credentials.first().and_then(|first| task.credentials().named(first));
+    selected
+        .is_some_and(|selected| task.credentials().sent_with(selected).iter().any(|sent| sent.name().as_str() == name))
 }
 
 /// Returns whether a credential is sent with every request of the task.
 fn is_always_sent(policy: &Policy, request: &PastRequest, name: &str) -> bool {
-    let credential = policy.task(&request.task).and_then(|task| task.credentials().named(name));
-    credential.is_some_and(|credential| credential.is_always_injected()) && request.kind.takes_placeholders()
+    let Some(task) = policy.task(&request.task) else { return false };
+    let mut always = task.credentials().always_injected().iter().flat_map(|one| task.credentials().sent_with(one));
+    always.any(|sent| sent.name().as_str() == name) && request.kind.takes_placeholders()
 }
 
 /// Returns whether the log has the whole path, and no value was replaced in it.

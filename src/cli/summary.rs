@@ -106,7 +106,8 @@ fn refusals(lines: &[Line]) -> BTreeMap<Refusal, usize> {
 fn used_keys(lines: &[Line]) -> BTreeMap<(&str, &str), usize> {
     let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.event == Event::Closed && line.response_status.is_some()) {
-        if let (Some(name), Some(host)) = (line.credential_used.as_deref(), line.host.as_deref()) {
+        let names = line.credential_used.iter().chain(&line.credentials_beside);
+        for (name, host) in names.filter_map(|name| Some((name.as_str(), line.host.as_deref()?))) {
             let count = used.entry((name, host)).or_default();
             *count = count.saturating_add(1);
         }
@@ -121,7 +122,7 @@ fn misplaced(lines: &[Line]) -> BTreeSet<String> {
         let (place, host) = (clean(place), line.host.as_deref().map(clean)?);
         let port = line.port.filter(|port| *port != 443).map(|port| format!(":{port}")).unwrap_or_default();
         let to_do = match reason {
-            Misplaced::OtherPlace => {
+            Misplaced::OtherPlace if ["header:", "query:"].iter().any(|known| place.starts_with(known)) => {
                 format!(": write --credential {credential}@{host}{port}, or {credential}={place}@{host}{port}")
             }
             _ => String::new(),

@@ -257,7 +257,10 @@ fn facts(line: &Line) -> Vec<String> {
         line.latency_ms.map(|ms| format!("{ms:.1} ms")),
         line.request_bytes.map(|bytes| format!("sent {bytes} B")),
         line.response_size_bytes.map(|bytes| format!("received {bytes} B")),
-        line.credential_used.as_deref().map(|name| format!("with {}", clean(name))),
+        line.credential_used.as_ref().map(|first| {
+            let all = std::iter::once(first).chain(&line.credentials_beside).map(|name| clean(name));
+            format!("with {}", all.collect::<Vec<_>>().join(" and "))
+        }),
         peer.map(|peer| format!("from {}", clean(peer))),
     ];
     facts.into_iter().flatten().collect()

@@ -60,7 +60,7 @@ pub(super) async fn run(
     // so that the request can be refused before anything is sent. A larger body is scanned while it is sent.
     let body = inspect::buffer_body(&grant, &head, body, record).await?;
     // A credential whose placeholder stands in the body is selected only now.
-    let grant = authorize::with_body(&policy, grant, &head, &body, record)?;
+    let grant = authorize::with_body(&policy, grant, &head, &body, record).await?;
     // Credentials whose values are tokens, and which the origin may receive, have valid ones from here on. A token that was
     // fetched is part of a new policy, so the scan below knows it.
     mint::provide_tokens(&services.mints, &grant, body.began(), record).await?;

@@ -1029,6 +1029,42 @@ pub(super) mod tests {
                 "tasks.t.credentials[0]",
                 "\"B\" in this list",
             ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nwith = [\"B\", \"C\"]\n\
+                 [credentials.B]\nauth_type = \"header\"\nauth_header_name = \"X-B\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 [credentials.C]\nauth_type = \"hmac\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 hmac = { sign = \"{timestamp}\", headers = { X-B = \"{timestamp}\", X-C = \"{signature}\" } }\n\
+                 [tasks.t]\ncredentials = [\"A\", \"B\", \"C\"]",
+                "tasks.t.credentials[0]",
+                "another auth_type",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nwith = [\"B\"]\ninject = \"always\"\n\
+                 [credentials.B]\nauth_type = \"path\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                 [tasks.t]\ncredentials = [\"A\", \"B\"]",
+                "tasks.t.credentials[0]",
+                "inject = \"named\"",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{header:host}\", headers = { X-A = \"{signature}\" } }",
+                "credentials.A.hmac.sign",
+                "{host}",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{body\", headers = { X-A = \"{signature}\" } }",
+                "credentials.A.hmac.sign",
+                "timestamp",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { preset = \"aws_mws\", key_id = \"a\", algorithm = \"sha1\" }",
+                "credentials.A.hmac.algorithm",
+                "written out",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"hmac\"\nhmac = { sign = \"{body}\", headers = { X-A = \"{signature}\", x-a = \"1\" } }",
+                "credentials.A.hmac.headers",
+                "each field once",
+            ),
             ("[credentials.A]\nswap_in = [\"header:Host\"]", "credentials.A.swap_in[0]", "header:NAME"),
             (
                 "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nplaceholder = \"KEY-token-of\"\n[tasks.t]\ncredentials = [\"A\"]",

@@ -526,9 +526,28 @@ impl Credential {
         !self.is_in_swap_in(place) || self.auth.place().as_ref() == Some(place)
     }
 
-    /// Returns the places in which the placeholder is replaced, as far as they are known without a request.
+    /// Returns the places that are always written when the credential is sent as its `auth_type` says.
+    pub(super) fn written_places(&self) -> impl Iterator<Item = Placement> {
+        let of_signature = self.hmac().into_iter().flat_map(HmacRecipe::places);
+        self.auth.place().filter(|_| self.hmac().is_none()).into_iter().chain(of_signature)
+    }
+
+    /// Whether the placeholder must be the whole string or parameter in this place of a body: where a place is named, other text could
+    /// make a server read something else there.
+    #[must_use]
+    pub fn must_be_whole_in(&self, place: &Placement) -> bool {
+        let anywhere = match place {
+            Placement::Json(_) => Placement::Json(None),
+            Placement::Form(_) => Placement::Form(None),
+            _ => return false,
+        };
+        !self.swap_in.contains(&anywhere)
+    }
+
+    /// Returns the places in which the placeholder is replaced or which are written, as far as they are known without a request.
     pub fn places(&self) -> impl Iterator<Item = Placement> {
-        self.auth.place().into_iter().chain(self.swap_in.iter().cloned())
+        let of_signature = self.hmac().into_iter().flat_map(HmacRecipe::places);
+        self.auth.place().into_iter().chain(of_signature).chain(self.swap_in.iter().cloned())
     }
 }
 

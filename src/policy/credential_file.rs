@@ -27,6 +27,8 @@ use crate::model::secret::Secret;
 const MAX_VALUE: usize = 8 * 1024;
 /// The shortest placeholder, in bytes. Shorter ones occur in texts by accident.
 const MIN_PLACEHOLDER: usize = 8;
+/// The longest JSON Pointer, in bytes.
+const MAX_POINTER: usize = 512;
 /// The largest number of credentials that are sent beside one.
 const MAX_WITH: usize = 4;
 
@@ -62,7 +64,7 @@ struct RawAws {
 }
 
 /// The id of an access key, which is no secret, or its source.
-enum AccessKeyId {
+pub(super) enum AccessKeyId {
     Text(String),
     Source(CredentialSource),
 }
@@ -195,7 +197,7 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
             region: s.take("region"),
             service: s.take("service"),
         },
-        hmac: s.has("hmac").then(|| RawHmac::read(s.section("hmac"))),
+        hmac: s.has("hmac").then(|| RawHmac::read(s.section("hmac"), base)),
         mint: RawMint::read(&mut s, base),
         path: s.at("").trim_end_matches('.').to_owned(),
     }
@@ -327,7 +329,14 @@ impl RawCredential {
                 findings.problem(at("hmac"), "requires auth_type = \"hmac\"", "no hmac")
             }
             // Also if no task has the credential.
-            (Some(hmac), _) => drop(hmac.recipe(&self.path, findings)),
+            (Some(hmac), _) => {
+                let id = hmac.key_id().map(|id| match id {
+                    AccessKeyId::Text(text) => text.clone(),
+                    // It is read for a task.
+                    AccessKeyId::Source(_) => "id".to_owned(),
+                });
+                drop(hmac.recipe(id, &self.path, findings));
+            }
             (None, _) => {}
         }
         if self.auth_type == Some(AuthType::Hmac) && !self.swap_in.is_empty() {
@@ -452,8 +461,28 @@ impl RawCredential {
             AuthType::Basic => Auth::Basic,
             AuthType::Bearer => Auth::Bearer,
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
-            // Its problems have been reported.
-            AuthType::Hmac => Auth::Hmac(Arc::new(self.hmac.as_ref()?.recipe(&self.path, &Findings::default())?)),
+            AuthType::Hmac => {
+                let hmac = self.hmac.as_ref()?;
+                let id = match hmac.key_id() {
+                    None => None,
+                    Some(AccessKeyId::Text(text)) => Some(text.clone()),
+                    Some(AccessKeyId::Source(CredentialSource(source))) => {
+                        let read = self.read("hmac.key_id", source, (workspace, settings), context, findings)?;
+                        Some(String::from_utf8_lossy(read.expose()).into_owned())
+                    }
+                };
+                // What does not depend on the task has been reported.
+                let problems = Findings::default();
+                let recipe = hmac.recipe(id, &self.path, &problems);
+                if recipe.is_none() && matches!(hmac.key_id(), Some(AccessKeyId::Source(_))) {
+                    findings.problem(
+                        format!("{}.hmac.key_id", self.path),
+                        "its source does not hold a name",
+                        "visible ASCII characters",
+                    );
+                }
+                Auth::Hmac(Arc::new(recipe?))
+            }
             AuthType::Minted(_) => match &self.auth_header_name {
                 Some(name) => Auth::Header(field(name)?),
                 None => Auth::Bearer,
@@ -559,8 +588,9 @@ impl RawCredential {
             );
             return None;
         }
-        let is_in_field =
-            matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header)) || !self.swap_in.is_empty();
+        let places = || self.swap_in.iter().filter_map(|place| placement(place));
+        let is_in_field = matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header))
+            || places().any(|place| matches!(place, Placement::Field(_)));
         if self.auth_type == Some(AuthType::AwsSigV4) && (has_blank_edge(&value) || !value.expose().is_ascii()) {
             findings.problem(&at, "the value is not a secret access key", "the key alone, without blanks around it");
             return None;
@@ -590,7 +620,6 @@ impl RawCredential {
             );
             return None;
         }
-        let places = || self.swap_in.iter().filter_map(|place| placement(place));
         let is_cookie =
             self.auth_type == Some(AuthType::Cookie) || places().any(|place| matches!(place, Placement::Cookie(_)));
         if is_cookie && !fits_cookie(value.expose()) {
@@ -692,10 +721,8 @@ pub(super) fn check_task(
                 .warning(at(i), format!("{name} is bound to no host of this task's integrations, so it is never sent"));
         }
     }
-    for (i, credential) in credentials.iter().enumerate() {
-        for name in &credential.with {
-            check_pair(&at(i), credential, credentials.iter().find(|other| other.name == *name), (name, findings));
-        }
+    for (i, credential) in credentials.iter().enumerate().filter(|(_, credential)| !credential.with.is_empty()) {
+        check_group(&at(i), credential, credentials, findings);
     }
     for rule in integrations {
         let required = rule.require_credential.as_ref();
@@ -706,30 +733,58 @@ pub(super) fn check_task(
     }
 }
 
-/// Reports problems of two credentials that are sent together.
-fn check_pair(
-    at: &str,
-    credential: &Credential,
-    other: Option<&Arc<Credential>>,
-    (name, findings): (&CredentialName, &Findings),
-) {
-    let own = &credential.name;
-    let Some(other) = other else {
-        let problem = format!("{own} is sent with {name}, which the task does not have");
-        return findings.problem(at, problem, format!("{:?} in this list too", name.as_str()));
-    };
+/// Reports problems of credentials that are sent together.
+fn check_group(at: &str, first: &Arc<Credential>, credentials: &[Arc<Credential>], findings: &Findings) {
+    let own = &first.name;
+    let mut group: Vec<&Arc<Credential>> = vec![first];
+    let mut next = 0;
+    while let Some(one) = group.get(next).copied() {
+        for name in &one.with {
+            match credentials.iter().find(|other| other.name == *name) {
+                Some(other) if group.iter().all(|known| known.name != *name) => group.push(other),
+                Some(_) => {}
+                None => {
+                    let problem = format!("{own} is sent with {name}, which the task does not have");
+                    return findings.problem(at, problem, format!("{:?} in this list too", name.as_str()));
+                }
+            }
+        }
+        next = next.saturating_add(1);
+    }
+    if group.len() > MAX_WITH.saturating_add(1) {
+        let problem = format!("{own} brings {} credentials with it", group.len().saturating_sub(1));
+        findings.problem(at, problem, format!("at most {MAX_WITH}"));
+    }
     let covers = |bound: &Binding, wider: &Binding| {
         bound.host == wider.host && (wider.port.is_none() || wider.port == bound.port)
     };
-    if let Some(bound) = credential.bound.iter().find(|bound| !other.bound.iter().any(|wider| covers(bound, wider))) {
-        let problem = format!("{own} is sent with {name}, which is not bound to {}", bound.host);
-        findings.problem(at, problem, format!("the same domains for {name}"));
-    }
-    let places = (credential.auth.place(), other.auth.place());
-    if let (Some(one), Some(two)) = places
-        && one.excludes(&two)
-    {
-        findings.problem(at, format!("{own} and {name} would be sent in the same place: {one}"), "another auth_type");
+    for (i, other) in group.iter().enumerate().skip(1) {
+        let name = &other.name;
+        if let Some(bound) = first.bound.iter().find(|bound| !other.bound.iter().any(|wider| covers(bound, wider))) {
+            let problem = format!("{own} is sent with {name}, which is not bound to {}", bound.host);
+            findings.problem(at, problem, format!("the same domains for {name}"));
+        }
+        if first.always && other.auth.needs_placeholder() {
+            let problem =
+                format!("{own} is always sent, and with it {name}, which is sent only where its placeholder stands");
+            findings.problem(at, problem, "inject = \"named\"");
+        }
+        for earlier in group.iter().take(i) {
+            let both = || (&earlier.name, name);
+            let taken: Vec<Placement> = earlier.written_places().collect();
+            if let Some(place) = other.written_places().find(|place| taken.iter().any(|other| place.excludes(other))) {
+                let (one, two) = both();
+                findings.problem(
+                    at,
+                    format!("{one} and {two} would be sent in the same place: {place}"),
+                    "another auth_type",
+                );
+            }
+            if earlier.is_signing_key() && other.is_signing_key() {
+                let (one, two) = both();
+                findings.problem(at, format!("{one} and {two} would both sign the request"), "one of them");
+            }
+        }
     }
 }
 
@@ -789,7 +844,7 @@ fn placement(place: &str) -> Option<Placement> {
         return is_pointer(pointer).then(|| Placement::Json(Some(pointer.to_owned())));
     }
     if let Some(name) = place.strip_prefix("body:form:") {
-        return (!name.is_empty()).then(|| Placement::Form(Some(name.to_owned())));
+        return (1..=MAX_POINTER).contains(&name.len()).then(|| Placement::Form(Some(name.to_owned())));
     }
     match place.split_once(':')? {
         ("header", name) => field(name).map(Placement::Field),
@@ -802,7 +857,7 @@ fn placement(place: &str) -> Option<Placement> {
 /// Returns true for a JSON Pointer (RFC 6901 §3) to a member or an element.
 fn is_pointer(pointer: &str) -> bool {
     let is_escaped = |token: &str| token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-    pointer.starts_with('/') && pointer.split('/').all(is_escaped)
+    pointer.len() <= MAX_POINTER && pointer.starts_with('/') && pointer.split('/').all(is_escaped)
 }
 
 fn is_parameter(name: &str) -> bool {

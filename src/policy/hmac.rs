@@ -48,6 +48,8 @@ pub enum Encoding {
     Base64Url,
     /// Lower-case hexadecimal digits.
     Hex,
+    /// Upper-case hexadecimal digits.
+    HexUpper,
 }
 
 /// A format of the time.
@@ -57,6 +59,8 @@ pub enum TimestampFormat {
     Http,
     /// `2026-01-31T12:00:00Z` (RFC 3339).
     Iso8601,
+    /// `2026-01-31T12:00:00.000Z`.
+    Iso8601Ms,
     /// Seconds since 1970.
     Unix,
     /// Milliseconds since 1970.
@@ -84,7 +88,7 @@ pub enum Part {
     KeyId,
     /// The method.
     Method,
-    /// A random text that is new for each request.
+    /// A random UUID that is new for each request.
     Nonce,
     /// The path, as it is sent.
     Path,
@@ -101,22 +105,29 @@ pub enum Part {
 }
 
 impl Template {
-    /// Parses a text with variables in braces.
+    /// Parses a text with variables in braces. `{{` is the text `{`.
     ///
     /// # Errors
-    /// The name of the first variable that does not exist.
+    /// What is wrong with the first variable that is none.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (mut parts, mut rest) = (Vec::new(), text);
+        let (mut parts, mut literal, mut rest) = (Vec::new(), String::new(), text);
         while let Some((before, behind)) = rest.split_once('{') {
-            if !before.is_empty() {
-                parts.push(Part::Text(before.to_owned()));
+            literal.push_str(before);
+            if let Some(after) = behind.strip_prefix('{') {
+                literal.push('{');
+                rest = after;
+                continue;
             }
-            let (name, after) = behind.split_once('}').ok_or(behind)?;
-            parts.push(variable(name).ok_or(name)?);
+            if !literal.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut literal)));
+            }
+            let (name, after) = behind.split_once('}').ok_or("a brace is not closed; {{ is the text {")?;
+            parts.push(variable(name).ok_or_else(|| format!("no variable named {name:?}; {{{{ is the text {{"))?);
             rest = after;
         }
-        if !rest.is_empty() {
-            parts.push(Part::Text(rest.to_owned()));
+        literal.push_str(rest);
+        if !literal.is_empty() {
+            parts.push(Part::Text(literal));
         }
         Ok(Self(parts))
     }
@@ -134,22 +145,25 @@ impl Template {
     }
 }
 
+/// The variables, beside `{header:NAME}`.
+const VARIABLES: [(&str, Part); 12] = [
+    ("body", Part::Body),
+    ("body_hash", Part::BodyHash),
+    ("host", Part::Host),
+    ("key_id", Part::KeyId),
+    ("method", Part::Method),
+    ("nonce", Part::Nonce),
+    ("path", Part::Path),
+    ("path_and_query", Part::PathAndQuery),
+    ("query", Part::Query),
+    ("signature", Part::Signature),
+    ("sorted_query", Part::SortedQuery),
+    ("timestamp", Part::Timestamp),
+];
+
 fn variable(name: &str) -> Option<Part> {
-    Some(match name {
-        "body" => Part::Body,
-        "body_hash" => Part::BodyHash,
-        "host" => Part::Host,
-        "key_id" => Part::KeyId,
-        "method" => Part::Method,
-        "nonce" => Part::Nonce,
-        "path" => Part::Path,
-        "path_and_query" => Part::PathAndQuery,
-        "query" => Part::Query,
-        "signature" => Part::Signature,
-        "sorted_query" => Part::SortedQuery,
-        "timestamp" => Part::Timestamp,
-        _ => Part::Header(name.strip_prefix("header:")?.parse().ok()?),
-    })
+    let known = VARIABLES.into_iter().find(|(known, _)| *known == name).map(|(_, part)| part);
+    known.or_else(|| name.strip_prefix("header:")?.parse().ok().map(Part::Header))
 }
 
 impl HmacRecipe {
@@ -181,6 +195,35 @@ impl HmacRecipe {
     }
 }
 
+impl std::fmt::Display for HmacRecipe {
+    /// Describes all that the signature depends on, and what is sent.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} in {:?} over \"{}\"", self.algorithm, self.encoding, self.sign)?;
+        let (key, id) = (self.key_encoding, self.key_id.as_deref().unwrap_or_default());
+        write!(f, ", key {id:?} in {key:?}, time in {:?}", self.timestamp)?;
+        self.headers.iter().try_for_each(|(name, template)| write!(f, ", {name}: {template}"))?;
+        self.query.iter().try_for_each(|(name, template)| write!(f, ", ?{name}={template}"))
+    }
+}
+
+impl std::fmt::Display for Template {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|part| part.fmt(f))
+    }
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(&text.replace('{', "{{").escape_debug().to_string()),
+            Self::Header(name) => write!(f, "{{header:{name}}}"),
+            other => {
+                VARIABLES.iter().filter(|(_, part)| part == other).try_for_each(|(name, _)| write!(f, "{{{name}}}"))
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,7 +231,7 @@ mod tests {
     #[test]
     fn templates_have_literal_texts_and_variables() {
         let text = |text: &str| Part::Text(text.to_owned());
-        let rows: [(&str, Result<Vec<Part>, &str>); 6] = [
+        let rows: [(&str, Result<Vec<Part>, &str>); 7] = [
             ("t={timestamp},v1={signature}", Ok(vec![text("t="), Part::Timestamp, text(",v1="), Part::Signature])),
             (
                 "{method}\n{header:X-A}",
@@ -196,11 +239,17 @@ mod tests {
             ),
             ("a}", Ok(vec![text("a}")])),
             ("", Ok(vec![])),
-            ("{date}", Err("date")),
-            ("x{body", Err("body")),
+            ("{{\"a\":{nonce}}", Ok(vec![text("{\"a\":"), Part::Nonce, text("}")])),
+            ("{date}", Err("no variable named \"date\"; {{ is the text {")),
+            ("x{body", Err("a brace is not closed; {{ is the text {")),
         ];
         for (given, want) in rows {
-            assert_eq!(Template::parse(given).map(|template| template.0), want.map_err(str::to_owned), "{given}");
+            let parsed = Template::parse(given);
+            if let Ok(parsed) = &parsed {
+                let again = Template::parse(&parsed.to_string().replace("\\n", "\n").replace("\\\"", "\""));
+                assert_eq!(again.as_ref(), Ok(parsed), "{given}");
+            }
+            assert_eq!(parsed.map(|template| template.0), want.map_err(str::to_owned), "{given}");
         }
     }
 }

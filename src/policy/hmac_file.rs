@@ -1,18 +1,22 @@
 //! `[credentials.NAME.hmac]`: reads the section.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use http::HeaderName;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, HOST};
 use toml::{Table, Value};
 
 use super::credential::Placement;
+use super::credential_file::{AccessKeyId, CredentialSource};
 use super::hmac::{Algorithm, Encoding, HmacRecipe, Part, Template, TimestampFormat};
-use super::reader::{Findings, Section, choice};
+use super::reader::{Findings, Readable, Section, choice};
 
 choice!(Algorithm, "sha1" => Algorithm::Sha1, "sha256" => Algorithm::Sha256, "sha384" => Algorithm::Sha384, "sha512" => Algorithm::Sha512);
-choice!(Encoding, "base64" => Encoding::Base64, "base64url" => Encoding::Base64Url, "hex" => Encoding::Hex);
-choice!(TimestampFormat, "http" => TimestampFormat::Http, "iso8601" => TimestampFormat::Iso8601, "unix" => TimestampFormat::Unix, "unix_ms" => TimestampFormat::UnixMs);
+choice!(Encoding, "base64" => Encoding::Base64, "base64url" => Encoding::Base64Url, "hex" => Encoding::Hex, "hex_upper" => Encoding::HexUpper);
+choice!(TimestampFormat, "http" => TimestampFormat::Http, "iso8601" => TimestampFormat::Iso8601, "iso8601_ms" => TimestampFormat::Iso8601Ms, "unix" => TimestampFormat::Unix, "unix_ms" => TimestampFormat::UnixMs);
 
 /// The keys of well-known ways to sign.
 const PRESETS: [(&str, &str); 3] = [
@@ -36,13 +40,27 @@ const PRESETS: [(&str, &str); 3] = [
 ];
 const NAMES: &str = "\"stripe\", \"slack\" or \"aws_mws\"";
 
+/// The public name of a key, or its source.
+struct KeyId(AccessKeyId);
+
+impl Readable for KeyId {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let is_source =
+            |text: &str| ["env:", "file:", "secret:", "workspace-secret:"].iter().any(|kind| text.starts_with(kind));
+        match value.as_str() {
+            Some(text) if !is_source(text) => Some(Self(AccessKeyId::Text(text.to_owned()))),
+            _ => CredentialSource::read(value, path, findings).map(|source| Self(AccessKeyId::Source(source))),
+        }
+    }
+}
+
 /// The section, as it is written.
 #[derive(Default)]
 pub(super) struct RawHmac {
     algorithm: Option<Algorithm>,
     encoding: Option<Encoding>,
     key_encoding: Option<Encoding>,
-    key_id: Option<String>,
+    key_id: Option<AccessKeyId>,
     timestamp: Option<TimestampFormat>,
     sign: Option<String>,
     headers: BTreeMap<String, String>,
@@ -51,7 +69,7 @@ pub(super) struct RawHmac {
 
 impl RawHmac {
     /// Reads the section, and the keys of its preset that it does not have itself.
-    pub(super) fn read(mut s: Section<'_>) -> Self {
+    pub(super) fn read(mut s: Section<'_>, base: &Path) -> Self {
         let preset = s.take::<String>("preset");
         let known = preset.as_ref().map(|name| PRESETS.iter().find(|(known, _)| known == name));
         if let (Some(None), Some(name)) = (known, &preset) {
@@ -59,6 +77,13 @@ impl RawHmac {
         }
         let of_preset = known.flatten().and_then(|(_, text)| text.parse::<Table>().ok()).unwrap_or_default();
         let mut own = Self::read_keys(&mut s);
+        if let Some(AccessKeyId::Source(source)) = own.key_id {
+            own.key_id = Some(AccessKeyId::Source(CredentialSource(source.0.relative_to(base))));
+        }
+        if preset.as_deref() == Some("aws_mws") && own.algorithm.is_some_and(|own| own != Algorithm::Sha256) {
+            let expected = "sha256, or the keys of the preset written out";
+            s.findings().problem(s.at("algorithm"), "the preset sends the name of its own algorithm", expected);
+        }
         let mut preset = Section::of(Some(Value::Table(of_preset)), s.path().to_owned(), s.findings());
         let Self { algorithm, encoding, timestamp, sign, headers, query, .. } = Self::read_keys(&mut preset);
         own.algorithm = own.algorithm.or(algorithm);
@@ -76,7 +101,7 @@ impl RawHmac {
             algorithm: s.take("algorithm"),
             encoding: s.take("encoding"),
             key_encoding: s.take("key_encoding"),
-            key_id: s.take("key_id"),
+            key_id: s.take::<KeyId>("key_id").map(|KeyId(id)| id),
             timestamp: s.take("timestamp"),
             sign: s.take("sign"),
             headers: s.values::<String>("headers").into_iter().collect(),
@@ -89,15 +114,20 @@ impl RawHmac {
         let is_hex = || value.len().is_multiple_of(2) && value.iter().all(u8::is_ascii_hexdigit);
         let is_key = match self.key_encoding {
             None => true,
-            Some(Encoding::Hex) => is_hex(),
+            Some(Encoding::Hex | Encoding::HexUpper) => is_hex(),
             Some(Encoding::Base64) => STANDARD.decode(value).is_ok(),
             Some(Encoding::Base64Url) => URL_SAFE_NO_PAD.decode(value).is_ok(),
         };
         is_key && !value.is_empty()
     }
 
-    /// Returns the recipe. `None` if it cannot be used, after that has been reported.
-    pub(super) fn recipe(&self, path: &str, findings: &Findings) -> Option<HmacRecipe> {
+    /// Returns the public name of the key, or its source.
+    pub(super) fn key_id(&self) -> Option<&AccessKeyId> {
+        self.key_id.as_ref()
+    }
+
+    /// Returns the recipe with the public name of the key. `None` if it cannot be used, after that has been reported.
+    pub(super) fn recipe(&self, key_id: Option<String>, path: &str, findings: &Findings) -> Option<HmacRecipe> {
         let at = |key: &str| format!("{path}.hmac.{key}");
         let Some(sign) = self.sign.as_deref().filter(|sign| !sign.is_empty()) else {
             findings.problem(
@@ -109,9 +139,9 @@ impl RawHmac {
         };
         let template = |key: String, text: &str| match Template::parse(text) {
             Ok(template) => Some(template),
-            Err(name) => {
+            Err(problem) => {
                 let expected = "timestamp, nonce, key_id, method, host, path, query, path_and_query, sorted_query, header:NAME, body, body_hash or signature";
-                findings.problem(key, format!("no variable named {name:?}"), expected);
+                findings.problem(key, problem, expected);
                 None
             }
         };
@@ -155,7 +185,7 @@ impl RawHmac {
             algorithm: self.algorithm.unwrap_or(Algorithm::Sha256),
             encoding: self.encoding.unwrap_or(Encoding::Hex),
             key_encoding: self.key_encoding,
-            key_id: self.key_id.clone(),
+            key_id,
             timestamp: self.timestamp.unwrap_or(TimestampFormat::Unix),
             sign,
             headers: headers?,
@@ -189,6 +219,18 @@ fn check(recipe: &HmacRecipe, path: &str, findings: &Findings) -> bool {
             );
         }
     }
+    let mut names = HashSet::new();
+    if let Some((name, _)) = recipe.headers.iter().find(|(name, _)| !names.insert(name.clone())) {
+        problem("headers", &format!("{name} is there twice"), "each field once");
+    }
+    let unsigned = |part: &Part| matches!(part, Part::Header(name) if *name == HOST || is_connection_field(name));
+    if recipe.sign.parts().iter().any(unsigned) {
+        problem(
+            "sign",
+            "it has a field that is written for the connection, after the signature",
+            "{host} for the field Host",
+        );
+    }
     let has_key_id = recipe.templates().any(|template| template.has(&Part::KeyId));
     let is_visible = |id: &String| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_graphic());
     if has_key_id && recipe.key_id.is_none() || recipe.key_id.as_ref().is_some_and(|id| !is_visible(id)) {
@@ -208,6 +250,11 @@ fn check(recipe: &HmacRecipe, path: &str, findings: &Findings) -> bool {
     is_valid
 }
 
+/// Returns true for a field that is not sent as the client sends it.
+fn is_connection_field(name: &HeaderName) -> bool {
+    !Placement::Field(name.clone()).can_hold_credential() && ![CONTENT_LENGTH, CONTENT_ENCODING].contains(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,8 +266,11 @@ mod tests {
             let mut table = Table::new();
             table.insert("preset".to_owned(), name.into());
             table.insert("key_id".to_owned(), "AKID".into());
-            let raw = RawHmac::read(Section::of(Some(Value::Table(table)), "credentials.A.hmac".to_owned(), &findings));
-            let recipe = raw.recipe("credentials.A", &findings);
+            let raw = RawHmac::read(
+                Section::of(Some(Value::Table(table)), "credentials.A.hmac".to_owned(), &findings),
+                Path::new("/"),
+            );
+            let recipe = raw.recipe(Some("AKID".to_owned()), "credentials.A", &findings);
             assert!(recipe.is_some_and(|recipe| recipe.place().is_some()), "{name}");
         }
     }

@@ -68,6 +68,20 @@ impl TaskCredentials {
         self.all.get(*self.by_name.get(name)?)
     }
 
+    /// Returns a credential and all that are sent beside it.
+    #[must_use]
+    pub fn sent_with<'c>(&'c self, credential: &'c Arc<Credential>) -> Vec<&'c Arc<Credential>> {
+        let mut sent = vec![credential];
+        let mut at = 0;
+        while let Some(one) = sent.get(at) {
+            let others = one.with().iter().filter_map(|name| self.named(name.as_str()));
+            let new: Vec<_> = others.filter(|other| !sent.iter().any(|known| known.name() == other.name())).collect();
+            sent.extend(new);
+            at = at.saturating_add(1);
+        }
+        sent
+    }
+
     /// Returns the automaton that finds the credentials' own placeholders, or `None` if there are none.
     pub(super) fn placeholders(&self) -> Option<&AhoCorasick> {
         let build = || {
@@ -135,7 +149,8 @@ impl TaskCredentials {
         }
         let of_weak = || weak.iter().flat_map(|weak| weak.terms()).map(Value::whole);
         let values = || strong_values(self.all.iter()).chain(of_weak());
-        let names = weak.iter().map(|weak| weak.name().clone()).collect();
+        let mut names: Vec<_> = weak.iter().map(|weak| weak.name().clone()).collect();
+        names.sort_unstable();
         let mut masked = self.masked.lock();
         masked.entry(names).or_insert_with(|| Arc::new(Matcher::new(values()))).clone()
     }

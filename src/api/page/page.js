@@ -283,7 +283,7 @@ async function showDetail(line) {
   facts(byId('detail-facts'), [
     ['request', `${line.method ?? ''} ${url(line)}`], ['task', line.task], ['execution', line.execution], ['tool', line.tool],
     ['client', line.peer], ['stage', line.stage], ['rule', line.rule], ['status', line.response_status],
-    ['credential', line.credential_used], ['address', line.addr], ['sent', line.request_bytes && `${line.request_bytes} bytes`],
+    ['credential', line.credential_used && [line.credential_used, ...(line.credentials_beside ?? [])].join(', ')], ['address', line.addr], ['sent', line.request_bytes && `${line.request_bytes} bytes`],
     ['received', line.response_size_bytes && `${line.response_size_bytes} bytes`], ['redacted', line.redacted],
     ['alarm', line.alarm], ['time', line.ts], ['id', line.id],
   ]);

@@ -244,10 +244,10 @@ impl TaskRequests {
             increment(&mut self.webhooks);
             return true;
         }
-        if let Some(credential) = &request.credential
-            && self.credentials.len() < MAX_NAMES
-        {
-            self.credentials.insert(credential.clone());
+        for credential in &request.credentials {
+            if self.credentials.len() < MAX_NAMES {
+                self.credentials.insert(credential.clone());
+            }
         }
         let destination = Destination::of(&request);
         if !self.destinations.contains_key(&destination) && self.destinations.len() >= MAX_DESTINATIONS {
@@ -276,7 +276,8 @@ impl Requests {
         if !matches!(request.outcome, Outcome::Allowed { observed: false }) {
             increment(&mut self.not_allowed);
         }
-        if let Some(credential) = request.credential
+        // The others come with it.
+        if let Some(credential) = request.credentials.into_iter().next()
             && self.credentials.len() < MAX_NAMES
         {
             add_seen(&mut self.credentials, credential, seen);

@@ -1,13 +1,14 @@
 //! The permission that a policy gives to a request, and the ways in which two of them differ.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
 use ipnet::IpNet;
 
 use super::super::address::{self, Class};
-use super::super::credential::Auth;
+use super::super::credential::{Auth, Credential};
 use super::super::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
@@ -99,8 +100,11 @@ impl Permission {
             }
         };
         let credentials = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
-        let credentials =
-            credentials.filter(|credential| required.is_empty() || required.contains(credential.name().as_str()));
+        let has_required = |credential: &&Arc<Credential>| {
+            let sent = task.credentials().sent_with(credential);
+            required.iter().all(|name| sent.iter().any(|one| one.name().as_str() == name))
+        };
+        let credentials = credentials.filter(has_required);
         let credentials = credentials.flat_map(|credential| {
             let name = credential.name();
             let how = can_send(credential.auth(), credential.is_always_injected());
@@ -109,7 +113,12 @@ impl Permission {
                 format!(" for {} in {}", part(&key.service), part(&key.region))
             });
             let minted = credential.recipe().map_or_else(String::new, |recipe| format!(" of {}", recipe.permissions()));
-            let whole = how.map(|how| format!("{name} as {}{scope}{minted}, {how}", credential.auth()));
+            let signed = credential.hmac().map_or_else(String::new, |recipe| format!(" of {recipe}"));
+            let beside = task.credentials().sent_with(credential);
+            let mut beside: Vec<_> = beside.iter().skip(1).map(|one| one.name().as_str()).collect();
+            beside.sort_unstable();
+            let beside = if beside.is_empty() { String::new() } else { format!(", beside {}", beside.join(" and ")) };
+            let whole = how.map(|how| format!("{name} as {}{scope}{minted}{signed}, {how}{beside}", credential.auth()));
             // `swap_in`, and the placeholder that is a text of the operator.
             let by_text = kind.is_some_and(Kind::takes_placeholders);
             let own = credential.auth().place();

@@ -22,7 +22,7 @@ const PORTION: usize = 512 * 1024;
 
 /// Returns the digest of a request as it will be sent, with the name and placements of the credential instead of its
 /// value. Excludes hop-by-hop fields and values that a client has to generate anew for each request: the key of a
-/// WebSocket handshake (RFC 6455 §4.1), the nonce that marks placeholders, a signature for AWS, and the ids of a trace.
+/// WebSocket handshake (RFC 6455 §4.1), the nonce that marks placeholders, a signature that the proxy makes, and the ids of a trace.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for an invalid WebSocket handshake.
@@ -49,7 +49,7 @@ async fn hash_body(digest: &mut DigestWriter, grant: &Grant, data: &Bytes) {
     swaps.sort_unstable_by_key(|(swap, _)| swap.range.start);
     digest.length(swaps.len());
     let mut from = 0;
-    for (BodySwap { place, range }, name) in swaps {
+    for (BodySwap { place, range, .. }, name) in swaps {
         digest.text(data.get(from..range.start).unwrap_or_default()).await;
         digest.part(name.as_str());
         digest.part(place.to_string());

@@ -78,6 +78,8 @@ pub(crate) struct BodySwap {
     pub(crate) place: Placement,
     /// The place of the placeholder, in bytes of the body as the client sends it.
     pub(crate) range: Range<usize>,
+    /// There is no other text in its string or parameter.
+    pub(super) is_whole: bool,
 }
 
 /// A credential that a request asks for, and its placeholders.
@@ -90,11 +92,6 @@ pub(super) struct Found {
 impl Found {
     pub(super) fn of(credential: Arc<Credential>) -> Self {
         Self { credential, swaps: Vec::new(), in_body: Vec::new() }
-    }
-
-    /// Returns true if this credential names the other in `with`.
-    fn brings(&self, other: &Self) -> bool {
-        self.credential.with().contains(other.credential.name())
     }
 }
 
@@ -220,7 +217,8 @@ pub(super) fn select(
         }
         // The text around a placeholder could be a key of the sandbox's own.
         if exclusive && needs_placeholder {
-            if !swaps.iter().all(|swap| swap.has_usual_surroundings()) {
+            let is_alone = in_body.iter().all(|swap| swap.is_whole);
+            if !is_alone || !swaps.iter().all(|swap| swap.has_usual_surroundings()) {
                 return Err(not_bound(
                     record,
                     &credential,
@@ -237,51 +235,56 @@ pub(super) fn select(
         };
         selected.push(SelectedCredential { credential, uses_auth_type, swaps, in_body, scope });
     }
-    check_places(&selected, record)?;
+    check_places(&selected, &parts.headers, record)?;
     Ok(selected)
 }
 
-/// Adds the credentials that are sent beside those of a request. The first one leads to all others.
+/// Adds the credentials that are sent beside the first one, which is the one that leads to all others of a request.
 fn with_others(task: &Task, mut found: Vec<Found>, record: &mut Record) -> Verdict<Vec<Found>> {
+    let credentials = task.credentials();
+    let leads = |one: &Found| {
+        let sent = credentials.sent_with(&one.credential);
+        found.iter().all(|other| sent.iter().any(|sent| sent.name() == other.credential.name()))
+    };
     if found.len() > 1 {
-        let is_same = |one: &Found, other: &Found| one.credential.name() == other.credential.name();
-        let brings_all = |one: &Found| found.iter().all(|other| is_same(one, other) || one.brings(other));
-        let goes_with_all =
-            |one: &Found| found.iter().all(|other| is_same(one, other) || one.brings(other) || other.brings(one));
-        let Some(first) = found.iter().position(brings_all).or_else(|| found.iter().position(goes_with_all)) else {
+        let Some(first) = found.iter().position(leads) else {
             let second = found.get(1).ok_or(Deny::CredentialNotBound)?;
             return Err(not_bound(record, &second.credential, "another credential is requested too"));
         };
-        found.rotate_left(first);
+        found.swap(0, first);
     }
-    let mut at = 0;
-    while let Some(one) = found.get(at) {
-        let beside =
-            one.credential.with().iter().find(|name| found.iter().all(|found| found.credential.name() != *name));
-        let Some(name) = beside else {
-            at = at.saturating_add(1);
-            continue;
-        };
-        let other = task.credentials().named(name.as_str()).cloned();
-        let other =
-            other.ok_or_else(|| record.refused_for(Deny::CredentialUnknown, name, "the task does not have it"))?;
-        found.push(Found::of(other));
+    let Some(first) = found.first().map(|first| first.credential.clone()) else { return Ok(found) };
+    if let Some(missing) = first.with().iter().find(|name| credentials.named(name.as_str()).is_none()) {
+        return Err(record.refused_for(Deny::CredentialUnknown, missing, "the task does not have it"));
+    }
+    for other in credentials.sent_with(&first) {
+        if found.iter().all(|found| found.credential.name() != other.name()) {
+            found.push(Found::of(other.clone()));
+        }
     }
     Ok(found)
 }
 
-/// Refuses two values in one place: one would replace the other.
-fn check_places(selected: &[SelectedCredential], record: &mut Record) -> Verdict<()> {
-    if selected.len() < 2 {
-        return Ok(());
-    }
+/// Refuses two values in one place, of which one would replace the other, and a signature of what another one changes.
+fn check_places(selected: &[SelectedCredential], headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
     let mut taken = Vec::new();
-    for one in selected {
+    for one in selected.iter().filter(|_| selected.len() > 1) {
         let own = one.placements();
         if own.iter().any(|place| taken.iter().any(|other| place.excludes(other))) {
             return Err(not_bound(record, &one.credential, "another credential is sent in its place"));
         }
         taken.extend(own);
+    }
+    let mut signing = selected.iter().filter(|one| one.credential.is_signing_key());
+    let (first, second) = (signing.next(), signing.next());
+    if let Some(second) = second {
+        return Err(not_bound(record, &second.credential, "another credential signs the request too"));
+    }
+    let has_hash = matches!(AnnouncedPayload::of(headers), Some(AnnouncedPayload::Hash(_)));
+    let changes_body = selected.iter().any(|one| !one.in_body.is_empty());
+    if let Some(first) = first.filter(|one| one.scope.is_some() && changes_body && has_hash) {
+        let why = "x-amz-content-sha256 is of the body before its placeholders are replaced";
+        return Err(not_bound(record, &first.credential, why));
     }
     Ok(())
 }

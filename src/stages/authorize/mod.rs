@@ -26,7 +26,7 @@ use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
-use crate::policy::credential::Placement;
+use crate::policy::credential::{Credential, Placement};
 use crate::policy::hmac::HmacRecipe;
 use crate::policy::mint::MintedValue;
 use crate::policy::placeholder::PlaceholderSyntax;
@@ -318,6 +318,17 @@ impl Grant {
         self.credentials.awaits_body
     }
 
+    /// Returns the credentials whose values are sent. A shared key that signs the request is not.
+    pub(super) fn sent_values(&self) -> impl Iterator<Item = &Credential> {
+        self.selected_credentials().iter().map(|chosen| &*chosen.credential).filter(|one| one.hmac().is_none())
+    }
+
+    /// Returns true if a cookie of this name is replaced.
+    pub(super) fn replaces_cookie(&self, name: &[u8]) -> bool {
+        let mut places = self.selected_credentials().iter().flat_map(SelectedCredential::placements);
+        places.any(|place| matches!(place, Placement::Cookie(own) if own.as_bytes() == name))
+    }
+
     /// Returns true if placeholders in the body are replaced.
     pub(super) fn swaps_in_body(&self) -> bool {
         self.selected_credentials().iter().any(|chosen| !chosen.in_body.is_empty())
@@ -477,8 +488,9 @@ pub fn request(
 /// Selects the credentials whose placeholders stand in the body, which has been read if it may have any.
 ///
 /// # Errors
-/// The errors of [`request`]; [`Fail::Draining`] if the body is already being sent.
-pub fn with_body(
+/// The errors of [`request`]; [`Fail::Draining`] if the body is already being sent; [`Fail::Overloaded`] if too many bodies are being
+/// searched.
+pub async fn with_body(
     policy: &Policy,
     granted: Grant,
     parts: &Parts,
@@ -489,6 +501,8 @@ pub fn with_body(
         return Ok(granted);
     }
     record.enter(Stage::Authorize);
+    // The search takes some milliseconds.
+    let _permit = body.scan_limit().acquire().await?;
     grant(policy, &granted.admitted, (parts, Some(body)), record)
 }
 
@@ -544,7 +558,7 @@ fn grant(
     let awaits_body = body.is_awaited();
     let searched = SearchedRequest { parts, path: &path, body };
     let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
-    record.credentials(chosen.iter().map(|chosen| chosen.credential.name()));
+    record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.hmac().is_none())));
     let places = || task.credentials().placements().to_vec();
     let reserved = admitted.allowed.required().next().is_some().then(places);
     let values = ProtectedValues {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderValue;
-use http::header::PROXY_AUTHORIZATION;
+use http::header::{COOKIE, PROXY_AUTHORIZATION};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 
@@ -22,7 +22,7 @@ use crate::model::tool::Kind;
 use crate::policy::credential::{Credential, Placement};
 use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::Task;
-use crate::stages::message::query;
+use crate::stages::message::{cookies, query};
 
 /// Replaces the values of credentials that are bound to the destination, in their own places, by their placeholders. Weak
 /// values are not recognized: the response would tell a client whether a guess is right. No scan stops them either.
@@ -51,6 +51,7 @@ pub(super) fn replace(task: &Task, admitted: &Admitted, parts: &mut Parts, recor
         }
     }
     own.replace_in_query(parts, record);
+    own.replace_in_cookies(parts, record);
     Ok(())
 }
 
@@ -81,6 +82,24 @@ impl OwnValues<'_> {
         if let Ok(uri) = http::Uri::from_parts(uri) {
             parts.uri = uri;
             record.sent_by_client(credential.name());
+        }
+    }
+
+    fn replace_in_cookies(&self, parts: &mut Parts, record: &mut Record) {
+        let values: Vec<_> = cookies::pairs(&parts.headers)
+            .filter_map(|(name, value)| {
+                let credential = self.bound.iter().find(|credential| credential.is_value(value))?;
+                let name = String::from_utf8(name.to_vec()).ok()?;
+                credential.swaps_in(&Placement::Cookie(name.clone())).then_some((*credential, name))
+            })
+            .collect();
+        for (credential, name) in values {
+            let placeholder = self.syntax.placeholder(credential.name());
+            let field = cookies::with_cookie(&parts.headers, &name, placeholder.as_bytes());
+            if let Ok(field) = HeaderValue::from_bytes(&field) {
+                parts.headers.insert(COOKIE, field);
+                record.sent_by_client(credential.name());
+            }
         }
     }
 

@@ -1,5 +1,6 @@
-//! Searches the head of a request for placeholders of credentials.
+//! Searches the head and the body of a request for placeholders of credentials.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, COOKIE, GetAll};
@@ -20,6 +21,9 @@ use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::swap_body::{BodyKind, BodyText};
 use crate::stages::message::{cookies, path_segments, query};
+
+/// The maximum number of texts with the form of a placeholder that are looked at in one text: each costs a search in the rest.
+const MAX_TRIES: usize = 16;
 
 /// The body of a request, for the search.
 pub(super) enum SearchedBody<'r> {
@@ -134,71 +138,87 @@ impl PlaceholderSearch<'_> {
         if self.first(data).is_none() && memchr::memchr3(b'\\', b'%', b'+', data).is_none() {
             return Ok(());
         }
-        let is_clear = kind.texts(data, |text, place| self.search_body_text(kind, &text, place, record))?;
-        if is_clear {
+        let is_valid = kind.texts(data, |text| self.search_body_text(kind, &text, record))?;
+        let places: Vec<_> =
+            self.found.iter().flat_map(|found| &found.in_body).map(|swap| swap.range.clone()).collect();
+        if is_valid && (places.is_empty() || kind.is_clear(data, &places)) {
             return Ok(());
         }
-        let found =
-            self.found.iter().find_map(|found| Some((found.credential.clone(), found.in_body.first()?.place.clone())));
-        let found = found.or_else(|| self.swapped_credential(kind, data));
-        match found {
+        let swapped = self.found.iter().filter_map(|found| Some((&found.credential, &found.in_body.first()?.place)));
+        let swapped = swapped.map(|(credential, place)| (credential.clone(), place.clone())).next();
+        match swapped.or_else(|| self.swapped_credential(kind, data)) {
             Some((credential, place)) => Err(self.misplaced(&credential, &place, Misplaced::Ambiguous, record)),
             None => Ok(()),
         }
     }
 
-    /// Returns a credential that is swapped in bodies of a kind and has a placeholder somewhere in a malformed one.
-    fn swapped_credential(&self, kind: BodyKind, mut text: &[u8]) -> Option<(Arc<Credential>, Placement)> {
-        loop {
-            let Placeholder { credential, after, .. } = self.first(text)?;
-            let place = |credential: &Credential| credential.places().find(|place| kind.contains(place));
-            if let Some((credential, place)) =
-                credential.ok().and_then(|one| Some((place(&one)?, one))).map(|(a, b)| (b, a))
-            {
-                return Some((credential, place));
+    /// Returns a credential that is swapped in bodies of a kind and has a placeholder in a malformed one, among the first placeholders:
+    /// each costs a search in the rest.
+    fn swapped_credential(&self, kind: BodyKind, text: &[u8]) -> Option<(Arc<Credential>, Placement)> {
+        let mut rest = text;
+        for _ in 0..MAX_TRIES {
+            let Placeholder { credential, after, .. } = self.first(rest)?;
+            let credential = credential.ok().filter(|credential| self.allowed.may_receive(credential, self.target));
+            let place = credential.as_ref().and_then(|one| one.places().find(|place| kind.contains(place)));
+            if let Some(found) = credential.zip(place) {
+                return Some(found);
             }
-            text = after;
+            rest = after;
         }
+        None
     }
 
-    /// Searches a text of a body. A placeholder of a credential that is not swapped there is a text, unless the client requires all of
-    /// them to be replaced.
-    fn search_body_text(
-        &mut self,
-        kind: BodyKind,
-        text: &BodyText,
-        place: &dyn Fn() -> Placement,
-        record: &mut Record,
-    ) -> Verdict<()> {
-        let decoded = text.decoded.text();
-        let Some(Placeholder { credential, before, after }) = self.first(decoded) else { return Ok(()) };
-        let place = place();
-        let is_swapped = |credential: &Arc<Credential>| match text.is_name {
-            true => credential.places().any(|place| kind.contains(&place)),
-            false => credential.swaps_in(&place),
-        };
-        let credential = match credential {
-            Ok(credential) if is_swapped(&credential) => credential,
-            _ if *self.syntax != PlaceholderSyntax::Usual => return Err(elsewhere(record)),
-            _ => return Ok(()),
-        };
-        let is_beside = [before, after].into_iter().any(|rest| self.first(rest).is_some());
-        let reason = match () {
-            () if text.is_name => Some(Misplaced::InName),
-            () if !self.allowed.may_receive(&credential, self.target) => Some(Misplaced::OtherHost),
-            () if text.is_ambiguous => Some(Misplaced::Ambiguous),
-            () if is_beside => Some(Misplaced::Repeated),
-            () if self.has_enough() => Some(Misplaced::TooMany),
-            () if leak::ends_within_escape(before) => Some(Misplaced::InEscape),
-            () => None,
-        };
-        if let Some(reason) = reason {
-            return Err(self.misplaced(&credential, &place, reason, record));
+    /// Searches a text of a body. A placeholder of a credential that is not swapped there, or not sent to this host, is a text, unless
+    /// the client requires all of them to be replaced.
+    fn search_body_text(&mut self, kind: BodyKind, text: &BodyText<'_>, record: &mut Record) -> Verdict<()> {
+        if text.plain().is_some_and(|plain| self.first(plain).is_none()) {
+            return Ok(());
         }
-        let range = before.len()..decoded.len().saturating_sub(after.len());
-        let range = text.decoded.place(range).ok_or(Deny::RequestMalformed)?;
-        self.add(&credential, |found| found.in_body.push(BodySwap { place, range }));
+        // A text that cannot be decoded is reported for the whole body.
+        let Some(decoded) = text.decoded() else { return Ok(()) };
+        let whole = decoded.text();
+        let mut rest = whole;
+        for _ in 0..MAX_TRIES {
+            let Some(Placeholder { credential, before, after }) = self.first(rest) else { return Ok(()) };
+            let swapped = credential.ok().and_then(|one| Some((self.place_in_body(kind, text, &one)?, one)));
+            let Some((place, credential)) = swapped else {
+                if *self.syntax != PlaceholderSyntax::Usual {
+                    return Err(elsewhere(record));
+                }
+                rest = after;
+                continue;
+            };
+            let start = whole.len().saturating_sub(rest.len()).saturating_add(before.len());
+            let range = start..whole.len().saturating_sub(after.len());
+            let before = whole.get(..start).unwrap_or_default();
+            let is_whole = before.is_empty() && after.is_empty();
+            let is_beside = [before, after].into_iter().any(|rest| self.first(rest).is_some());
+            let reason = match () {
+                () if text.is_name => Some(Misplaced::InName),
+                () if is_beside => Some(Misplaced::Repeated),
+                () if !is_whole && credential.must_be_whole_in(&place) => Some(Misplaced::BesideText),
+                () if self.has_enough() => Some(Misplaced::TooMany),
+                () if leak::ends_within_escape(before) => Some(Misplaced::InEscape),
+                () => None,
+            };
+            if let Some(reason) = reason {
+                return Err(self.misplaced(&credential, &place, reason, record));
+            }
+            let range = decoded.place(range).ok_or(Deny::RequestMalformed)?;
+            self.add(&credential, |found| found.in_body.push(BodySwap { place, range, is_whole }));
+            return Ok(());
+        }
         Ok(())
+    }
+
+    /// Returns the place of a text in which a credential is swapped. In a name, none is, wherever it stands.
+    fn place_in_body(&self, kind: BodyKind, text: &BodyText<'_>, credential: &Credential) -> Option<Placement> {
+        let is_possible = credential.places().any(|place| kind.contains(&place));
+        if !is_possible || !self.allowed.may_receive(credential, self.target) {
+            return None;
+        }
+        let place = text.place();
+        (text.is_name || credential.swaps_in(&place)).then_some(place)
     }
 
     /// Returns true if a placeholder of a credential that is sent as a cookie stands in a cookie.
@@ -220,12 +240,26 @@ impl PlaceholderSearch<'_> {
         replaced: Option<&Placement>,
         record: &mut Record,
     ) -> Verdict<()> {
+        let mut counts: HashMap<&[u8], usize> = HashMap::new();
+        for (name, _) in cookies::pairs(headers) {
+            let count = counts.entry(name).or_default();
+            *count = count.saturating_add(1);
+        }
         for (name, value) in cookies::pairs(headers) {
-            let place = Placement::Cookie(String::from_utf8_lossy(name).into_owned());
-            if Some(&place) == replaced || self.first(value).is_none() {
+            let in_name = self.first(name).map(|found| found.credential.ok());
+            if in_name.is_none() && self.first(value).is_none() {
                 continue;
             }
-            let is_only = cookies::pairs(headers).filter(|(other, _)| *other == name).count() == 1;
+            let place = Placement::Cookie(String::from_utf8_lossy(name).into_owned());
+            if Some(&place) == replaced {
+                continue;
+            }
+            match in_name {
+                Some(Some(credential)) => return Err(self.misplaced(&credential, &place, Misplaced::InName, record)),
+                Some(None) if *self.syntax != PlaceholderSyntax::Usual => return Err(elsewhere(record)),
+                Some(None) | None => {}
+            }
+            let is_only = counts.get(name) == Some(&1);
             self.search_text(&place, value, (false, is_only), record)?;
         }
         Ok(())

@@ -49,8 +49,7 @@ pub(super) fn sign_request(
         body,
         signature: String::new(),
     };
-    // A signature of the client's own is not signed.
-    recipe.headers.iter().for_each(|(name, _)| drop(parts.headers.remove(name)));
+    // A signature of the client's own is not signed. Its fields have been removed.
     let is_own = |name: &[u8]| recipe.query.iter().any(|(own, _)| own.as_bytes() == name);
     set_query(parts, |query| query::remove_parameters(query.unwrap_or_default(), is_own).into())?;
     let is_after = |template: &Template| template.has(&Part::Signature);
@@ -162,6 +161,7 @@ fn encoded(bytes: &[u8], encoding: Encoding) -> String {
         Encoding::Base64 => STANDARD.encode(bytes),
         Encoding::Base64Url => URL_SAFE_NO_PAD.encode(bytes),
         Encoding::Hex => hex(bytes),
+        Encoding::HexUpper => hex(bytes).to_ascii_uppercase(),
     }
 }
 
@@ -170,7 +170,7 @@ fn decoded(value: &[u8], encoding: Option<Encoding>) -> Option<Zeroizing<Vec<u8>
         None => value.to_vec(),
         Some(Encoding::Base64) => STANDARD.decode(value).ok()?,
         Some(Encoding::Base64Url) => URL_SAFE_NO_PAD.decode(value).ok()?,
-        Some(Encoding::Hex) => {
+        Some(Encoding::Hex | Encoding::HexUpper) => {
             let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
             value.chunks(2).map(byte).collect::<Option<Vec<u8>>>()?
         }
@@ -185,10 +185,11 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
+/// Returns a random UUID (RFC 9562 §5.4).
 fn nonce() -> Option<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).ok()?;
-    Some(hex(&bytes))
+    Some(uuid::Builder::from_random_bytes(bytes).into_uuid().to_string())
 }
 
 fn timestamp(now: OffsetDateTime, format: TimestampFormat) -> Option<String> {
@@ -196,6 +197,10 @@ fn timestamp(now: OffsetDateTime, format: TimestampFormat) -> Option<String> {
     Some(match format {
         TimestampFormat::Http => httpdate::fmt_http_date(now.into()),
         TimestampFormat::Iso8601 => now.replace_nanosecond(0).ok()?.format(&Rfc3339).ok()?,
+        TimestampFormat::Iso8601Ms => {
+            let whole = now.replace_nanosecond(0).ok()?.format(&Rfc3339).ok()?;
+            format!("{}.{:03}Z", whole.trim_end_matches('Z'), now.millisecond())
+        }
         TimestampFormat::Unix => seconds.to_string(),
         TimestampFormat::UnixMs => {
             seconds.saturating_mul(1000).saturating_add(i64::from(now.millisecond())).to_string()
@@ -259,6 +264,7 @@ mod tests {
             (TimestampFormat::Unix, "1700000000"),
             (TimestampFormat::UnixMs, "1700000000123"),
             (TimestampFormat::Iso8601, "2023-11-14T22:13:20Z"),
+            (TimestampFormat::Iso8601Ms, "2023-11-14T22:13:20.123Z"),
             (TimestampFormat::Http, "Tue, 14 Nov 2023 22:13:20 GMT"),
         ];
         for (format, want) in rows {

@@ -227,8 +227,8 @@ fn decodable(headers: &HeaderMap, pool: &WindowPool) -> Option<HeaderValue> {
     HeaderValue::from_str(&kept.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Injects the credential where its type defines or where its placeholder is. Only this and `aws_sigv4`,
-/// which writes a session token, expose values to the upstream request.
+/// Injects the credential where its type defines or where its placeholder is. Only this, `body_values`, and `aws_sigv4`, which writes a
+/// session token, expose values to the upstream request.
 fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     // A value that was there when the request was authorized may have expired since, or be of another recipe.
     let value = chosen.credential.usable_value().ok_or(Fail::CredentialUnavailable)?.expose();

@@ -7,6 +7,7 @@ use http::header::{ACCEPT, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue
 use super::strip;
 use crate::model::trace_context::{TRACEPARENT, TRACESTATE, TraceParent};
 use crate::policy::credential::Placement;
+use crate::policy::hmac::HmacRecipe;
 use crate::stages::authorize::Grant;
 use crate::stages::message::aws_fields;
 use crate::stages::message::headers;
@@ -34,6 +35,8 @@ pub(crate) struct UnsentFields<'g> {
     changes_body: bool,
     /// The request is signed for AWS, in place of the client's own signature.
     is_signed: bool,
+    /// The fields of a signature with a shared key.
+    signature: Option<&'g HmacRecipe>,
 }
 
 impl<'g> UnsentFields<'g> {
@@ -47,6 +50,7 @@ impl<'g> UnsentFields<'g> {
             // Without a valid `traceparent`, `tracestate` has no meaning.
             keeps_trace_context: grant.forwards_trace_context() && has_context,
             hop_by_hop,
+            signature: grant.selected_credentials().iter().find_map(|chosen| chosen.credential.hmac()),
             changes_body: grant.swaps_in_body(),
             is_signed: grant.selected_credentials().iter().any(|chosen| chosen.scope.is_some()),
             redaction: (!grant.values_in_response().is_empty()).then(|| grant.may_know_credential()),
@@ -60,6 +64,7 @@ impl<'g> UnsentFields<'g> {
         [HOST, EXPECT, CONTENT_LENGTH, SEC_WEBSOCKET_EXTENSIONS].contains(name)
             || self.hop_by_hop.contains(name)
             || (self.changes_body && is_one_of(&BODY_DIGESTS, name))
+            || self.signature.is_some_and(|recipe| recipe.headers.iter().any(|(own, _)| own == name))
             || (self.is_signed && aws_fields::REPLACED.contains(name))
             || (!self.keeps_trace_context && [TRACEPARENT, TRACESTATE].contains(name))
             || (self.removes_overrides && headers::is_override(name))

@@ -21,6 +21,7 @@ use super::authorize::Grant;
 use super::body_budget::EVICTED;
 use super::inject::unsent_fields::UnsentFields;
 use super::message::aws_fields::PayloadHash;
+use super::message::cookies;
 use super::message::request_body::RequestBody;
 use super::scan_limit::ScanLimit;
 use super::work_slice::WorkSlice;
@@ -226,9 +227,7 @@ fn find_in_fields<'h>(grant: &Grant, headers: &'h HeaderMap) -> Option<(Finding,
     let trimmed = || has_blanks().then(|| values.find_across(sent().map(<[u8]>::trim_ascii))).flatten();
     let across = || values.find_across(sent()).or_else(trimmed);
     // Cookies are separate fields in all but syntax.
-    let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
-    let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
-    let cookie_values = || cookies().map(|cookie| unquoted(cookie.get(unnamed(cookie)..).unwrap_or_default()));
+    let cookie_values = || cookies::values(headers, |name| grant.replaces_cookie(name)).map(unquoted);
     let in_cookies = || headers.contains_key(COOKIE).then(|| values.find_across(cookie_values())).flatten();
     scanned.find_map(one).or_else(|| Some((across().or_else(in_cookies)?, None)))
 }

@@ -72,7 +72,7 @@ impl RedactionPlan {
         let bounds = if may_be_known { bounds.without_ratio() } else { bounds };
         (!values.is_empty()).then(|| Self {
             values: values.clone(),
-            sent: grant.selected_credentials().iter().map(|selected| selected.credential.name().clone()).collect(),
+            sent: grant.sent_values().map(|credential| credential.name().clone()).collect(),
             bounds,
             pool: body.response_windows(),
             may_be_known,

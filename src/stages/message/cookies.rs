@@ -9,6 +9,14 @@ pub(crate) fn pairs(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])>
     each(headers).map(split)
 }
 
+/// Returns the values of the cookies, except of those with a name that `is_left_out`. One without a name has only a value.
+pub(crate) fn values(headers: &HeaderMap, is_left_out: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = &[u8]> {
+    each(headers).filter_map(move |cookie| match cookie.contains(&b'=') {
+        true => Some(split(cookie)).filter(|(name, _)| !is_left_out(name)).map(|(_, value)| value),
+        false => Some(cookie),
+    })
+}
+
 /// Returns the field with a cookie of this name in last place, instead of any others of that name.
 pub(crate) fn with_cookie(headers: &HeaderMap, name: &str, value: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut field = Zeroizing::new(without_cookie(headers, name));

@@ -1,7 +1,8 @@
 //! Texts in a body that may hold placeholders: the strings of JSON and the parameters of a form.
 
-use std::collections::HashSet;
-use std::ops::ControlFlow;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::ops::{ControlFlow, Range};
 
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
@@ -13,6 +14,10 @@ use crate::policy::credential::Placement;
 
 /// Shorter texts hold no placeholder, in bytes.
 const MIN_TEXT: usize = 8;
+/// The maximum depth of a JSON document.
+const MAX_DEPTH: usize = 128;
+/// The maximum length of a place, in bytes. A place of the configuration is shorter.
+const MAX_PLACE: usize = 1024;
 
 /// The kind of a body whose texts have places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,12 +29,38 @@ pub(crate) enum BodyKind {
 }
 
 /// A text in a body.
-pub(crate) struct BodyText {
-    pub(crate) decoded: DecodedText,
+pub(crate) struct BodyText<'b> {
+    kind: BodyKind,
+    raw: &'b [u8],
+    /// The place of the text in the body.
+    start: usize,
     /// The text is a name: a key of a JSON object, or the name of a parameter.
     pub(crate) is_name: bool,
-    /// Servers may read the text in two ways.
-    pub(crate) is_ambiguous: bool,
+    place: &'b dyn Fn() -> Placement,
+}
+
+impl BodyText<'_> {
+    /// Returns the text if it has no escapes.
+    pub(crate) fn plain(&self) -> Option<&[u8]> {
+        let has_escape = match self.kind {
+            BodyKind::Json => memchr::memchr(b'\\', self.raw).is_some(),
+            BodyKind::Form => memchr::memchr2(b'%', b'+', self.raw).is_some(),
+        };
+        (!has_escape).then_some(self.raw)
+    }
+
+    /// Returns the decoded text, or `None` if it has an escape that is not valid.
+    pub(crate) fn decoded(&self) -> Option<DecodedText> {
+        match self.kind {
+            BodyKind::Json => DecodedText::of_json(self.raw, self.start),
+            BodyKind::Form => Some(DecodedText::of_escaped(self.raw, self.start, true)),
+        }
+    }
+
+    /// Returns the place of the text.
+    pub(crate) fn place(&self) -> Placement {
+        (self.place)()
+    }
 }
 
 impl BodyKind {
@@ -54,7 +85,14 @@ impl BodyKind {
         match essence.as_str() {
             "application/json" => Some(Self::Json),
             "application/x-www-form-urlencoded" => Some(Self::Form),
-            other => other.strip_prefix("application/")?.ends_with("+json").then_some(Self::Json),
+            other => {
+                // Some servers read a type only up to a blank or a comma.
+                let subtype = other.strip_prefix("application/")?.strip_suffix("+json")?;
+                let is_token = subtype.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+                // Messages with a length in front.
+                let is_framed = ["grpc", "connect"].iter().any(|framed| subtype.starts_with(framed));
+                (is_token && !is_framed).then_some(Self::Json)
+            }
         }
     }
 
@@ -66,98 +104,217 @@ impl BodyKind {
         }
     }
 
-    /// Calls `visit` with each text of a body that is long enough for a placeholder, and a function that returns its place. Returns
-    /// false if the body is malformed, or if an object or the form has two members of one name.
-    pub(crate) fn texts<E>(
-        self,
-        body: &[u8],
-        visit: impl FnMut(BodyText, &dyn Fn() -> Placement) -> Result<(), E>,
-    ) -> Result<bool, E> {
+    /// Calls `visit` with each text of a body that is long enough for a placeholder. Returns false if the body is malformed.
+    pub(crate) fn texts<E>(self, body: &[u8], visit: impl FnMut(BodyText<'_>) -> Result<(), E>) -> Result<bool, E> {
         match self {
             Self::Json => json_texts(body, visit),
             Self::Form => form_texts(body, visit),
         }
     }
+
+    /// Returns true if all servers find the same texts in these places of a body that is not malformed: no other member or parameter has
+    /// the name of one that leads there.
+    pub(crate) fn is_clear(self, body: &[u8], places: &[Range<usize>]) -> bool {
+        match self {
+            Self::Json => has_distinct_keys(body, places),
+            Self::Form => has_distinct_names(body, places),
+        }
+    }
 }
 
-fn form_texts<E>(
-    body: &[u8],
-    mut visit: impl FnMut(BodyText, &dyn Fn() -> Placement) -> Result<(), E>,
-) -> Result<bool, E> {
-    let (mut at, mut names, mut is_clear) = (0_usize, HashSet::new(), true);
+fn form_texts<E>(body: &[u8], mut visit: impl FnMut(BodyText<'_>) -> Result<(), E>) -> Result<bool, E> {
+    let mut at = 0_usize;
     for pair in body.split(|byte| *byte == b'&') {
-        let equals = memchr::memchr(b'=', pair);
-        let (name, value) = pair.split_at_checked(equals.unwrap_or(pair.len())).unwrap_or((pair, b""));
-        let value = value.strip_prefix(b"=").unwrap_or_default();
+        let (name, value) = name_and_value(pair);
         let value_at = at.saturating_add(name.len()).saturating_add(1);
-        // Some servers separate parameters at semicolons too.
-        let is_ambiguous = pair.iter().any(|byte| *byte == b';' || !byte.is_ascii_graphic());
-        let plain_name = query::decode_bytes(name);
-        let place = || Placement::Form(Some(String::from_utf8_lossy(&plain_name).into_owned()));
-        for (text, start, is_name) in [(name, at, true), (value, value_at, false)] {
-            if text.len() >= MIN_TEXT {
-                let decoded = DecodedText::of_escaped(text, start, true);
-                visit(BodyText { decoded, is_name, is_ambiguous }, &place)?;
+        let place = || Placement::Form(Some(bounded(String::from_utf8_lossy(&query::decode_bytes(name)).into_owned())));
+        for (raw, start, is_name) in [(name, at, true), (value, value_at, false)] {
+            if raw.len() >= MIN_TEXT {
+                visit(BodyText { kind: BodyKind::Form, raw, start, is_name, place: &place })?;
             }
         }
-        is_clear &= pair.is_empty() || names.insert(query::decode_bytes(name));
         at = at.saturating_add(pair.len()).saturating_add(1);
     }
-    Ok(is_clear)
+    // A server that does not look at the type could read JSON.
+    Ok(!matches!(body.trim_ascii_start().first(), Some(b'{' | b'[' | b'"')))
 }
 
-/// The values that are open at a place in a document.
-enum Open {
-    Object { keys: HashSet<Vec<u8>>, key: Vec<u8> },
+fn name_and_value(pair: &[u8]) -> (&[u8], &[u8]) {
+    let equals = memchr::memchr(b'=', pair).unwrap_or(pair.len());
+    let (name, value) = pair.split_at_checked(equals).unwrap_or((pair, b""));
+    (name, value.strip_prefix(b"=").unwrap_or_default())
+}
+
+/// Names are compared as servers do that fold them, and semicolons separate parameters too.
+fn has_distinct_names(body: &[u8], places: &[Range<usize>]) -> bool {
+    let (mut at, mut counts, mut own) = (0_usize, HashMap::new(), Vec::new());
+    for pair in body.split(|byte| *byte == b'&') {
+        let end = at.saturating_add(pair.len());
+        let is_own = places.iter().any(|place| (at..end).contains(&place.start));
+        let is_plain = pair.iter().all(|byte| *byte != b';' && byte.is_ascii_graphic());
+        if is_own && !is_plain {
+            return false;
+        }
+        for part in pair.split(|byte| *byte == b';').filter(|part| !part.is_empty()) {
+            let name = folded(&query::decode_bytes(name_and_value(part).0));
+            if is_own {
+                own.push(name.clone());
+            }
+            let count = counts.entry(name).or_insert(0_usize);
+            *count = count.saturating_add(1);
+        }
+        at = end.saturating_add(1);
+    }
+    own.iter().all(|name| counts.get(name) == Some(&1))
+}
+
+/// Folds a name: some servers ignore case and separators, and read `name[]` as `name`.
+fn folded(name: &[u8]) -> Vec<u8> {
+    let name = name.split(|byte| *byte == b'[').next().unwrap_or_default();
+    let folded = name.iter().filter(|byte| !b"._- ".contains(byte)).map(u8::to_ascii_lowercase).collect::<Vec<_>>();
+    if folded.is_empty() { name.to_vec() } else { folded }
+}
+
+/// A value that is open at a place in a document.
+enum Open<'b> {
+    Object { key: Cow<'b, [u8]> },
     Array { index: usize },
 }
 
-fn json_texts<E>(
-    body: &[u8],
-    mut visit: impl FnMut(BodyText, &dyn Fn() -> Placement) -> Result<(), E>,
-) -> Result<bool, E> {
-    // The library bounds the depth, too.
-    if std::str::from_utf8(body).is_err() || serde_json::from_slice::<IgnoredAny>(body).is_err() {
-        return Ok(false);
-    }
-    let (mut at, mut open, mut is_clear) = (0_usize, Vec::new(), true);
+/// A part of a valid document.
+enum JsonEvent<'b> {
+    /// An object or an array begins.
+    Open { is_object: bool },
+    /// It ends.
+    Close,
+    /// The next element of an array, or the next member of an object.
+    Next,
+    /// A string begins at this place, behind its quote.
+    String { raw: &'b [u8], start: usize, is_key: bool },
+}
+
+/// Calls `visit` with the parts of a document, which must be valid.
+fn walk_json<'b, E>(body: &'b [u8], mut visit: impl FnMut(JsonEvent<'b>) -> Result<(), E>) -> Result<(), E> {
+    let mut at = 0_usize;
     while let Some(byte) = body.get(at) {
         at = at.saturating_add(1);
         match byte {
-            b'{' => open.push(Open::Object { keys: HashSet::new(), key: Vec::new() }),
-            b'[' => open.push(Open::Array { index: 0 }),
-            b'}' | b']' => {
-                open.pop();
-            }
-            b',' => {
-                if let Some(Open::Array { index }) = open.last_mut() {
-                    *index = index.saturating_add(1);
-                }
-            }
+            b'{' | b'[' => visit(JsonEvent::Open { is_object: *byte == b'{' })?,
+            b'}' | b']' => visit(JsonEvent::Close)?,
+            b',' => visit(JsonEvent::Next)?,
             b'"' => {
                 let rest = body.get(at..).unwrap_or_default();
-                let string = rest.get(..end_of_string(rest)).unwrap_or_default();
+                let raw = rest.get(..end_of_string(rest)).unwrap_or_default();
                 let start = at;
-                at = at.saturating_add(string.len()).saturating_add(1);
+                at = at.saturating_add(raw.len()).saturating_add(1);
                 let behind = body.get(at..).unwrap_or_default().trim_ascii_start();
-                let is_name = behind.first() == Some(&b':');
-                if !is_name && string.len() < MIN_TEXT && !string.contains(&b'\\') {
-                    continue;
-                }
-                let Some(decoded) = DecodedText::of_json(string, start) else {
-                    is_clear = false;
-                    continue;
-                };
-                if let (true, Some(Open::Object { keys, key })) = (is_name, open.last_mut()) {
-                    is_clear &= keys.insert(decoded.text().to_vec());
-                    *key = decoded.text().to_vec();
-                }
-                visit(BodyText { decoded, is_name, is_ambiguous: false }, &|| Placement::Json(Some(pointer(&open))))?;
+                visit(JsonEvent::String { raw, start, is_key: behind.first() == Some(&b':') })?;
             }
             _ => {}
         }
     }
-    Ok(is_clear)
+    Ok(())
+}
+
+/// A document that the library reads, with a bounded depth.
+fn is_valid_json(body: &[u8]) -> bool {
+    if std::str::from_utf8(body).is_err() || serde_json::from_slice::<IgnoredAny>(body).is_err() {
+        return false;
+    }
+    let mut depth = 0_usize;
+    walk_json(body, |event| {
+        match event {
+            JsonEvent::Open { .. } => depth = depth.saturating_add(1),
+            JsonEvent::Close => depth = depth.saturating_sub(1),
+            JsonEvent::Next | JsonEvent::String { .. } => {}
+        }
+        if depth > MAX_DEPTH { Err(()) } else { Ok(()) }
+    })
+    .is_ok()
+}
+
+fn json_texts<E>(body: &[u8], mut visit: impl FnMut(BodyText<'_>) -> Result<(), E>) -> Result<bool, E> {
+    if !is_valid_json(body) {
+        return Ok(false);
+    }
+    let (mut open, mut is_valid) = (Vec::new(), true);
+    walk_json(body, |event| {
+        match event {
+            JsonEvent::Open { is_object: true } => open.push(Open::Object { key: Cow::Borrowed(b"") }),
+            JsonEvent::Open { is_object: false } => open.push(Open::Array { index: 0 }),
+            JsonEvent::Close => drop(open.pop()),
+            JsonEvent::Next => {
+                if let Some(Open::Array { index }) = open.last_mut() {
+                    *index = index.saturating_add(1);
+                }
+            }
+            JsonEvent::String { raw, start, is_key } => {
+                if let (true, Some(Open::Object { key })) = (is_key, open.last_mut()) {
+                    *key = json_text(raw).unwrap_or(Cow::Borrowed(raw));
+                }
+                if raw.len() >= MIN_TEXT {
+                    let place = || Placement::Json(Some(pointer(&open)));
+                    visit(BodyText { kind: BodyKind::Json, raw, start, is_name: is_key, place: &place })?;
+                }
+                is_valid &= memchr::memchr(b'\\', raw).is_none() || json_text(raw).is_some();
+            }
+        }
+        Ok(())
+    })?;
+    Ok(is_valid)
+}
+
+/// Returns the text of a string. Allocates only if it has escapes.
+fn json_text(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
+    if memchr::memchr(b'\\', raw).is_none() {
+        return Some(Cow::Borrowed(raw));
+    }
+    DecodedText::of_json(raw, 0).map(|decoded| Cow::Owned(decoded.text().to_vec()))
+}
+
+/// The keys of an object that is open, and of those that lead to a placeholder.
+#[derive(Default)]
+struct OpenKeys<'b> {
+    exact: HashSet<Cow<'b, [u8]>>,
+    folded: HashMap<Vec<u8>, usize>,
+    key: Vec<u8>,
+    leading: HashSet<Vec<u8>>,
+}
+
+/// Returns true if no object has two members of one name, nor one that differs only in case from one that leads to a placeholder.
+fn has_distinct_keys(body: &[u8], places: &[Range<usize>]) -> bool {
+    let mut open: Vec<OpenKeys<'_>> = Vec::new();
+    let walked = walk_json(body, |event| {
+        match event {
+            JsonEvent::Open { .. } => open.push(OpenKeys::default()),
+            JsonEvent::Close => {
+                let closed = open.pop().unwrap_or_default();
+                if !closed.leading.iter().all(|key| closed.folded.get(key) == Some(&1)) {
+                    return Err(());
+                }
+            }
+            JsonEvent::Next => {}
+            JsonEvent::String { raw, is_key: true, .. } => {
+                let (Some(keys), Some(key)) = (open.last_mut(), json_text(raw)) else { return Err(()) };
+                keys.key = key.to_ascii_lowercase();
+                let count = keys.folded.entry(keys.key.clone()).or_insert(0);
+                *count = count.saturating_add(1);
+                let is_new = keys.exact.insert(key);
+                return if is_new { Ok(()) } else { Err(()) };
+            }
+            JsonEvent::String { raw, start, is_key: false } => {
+                let end = start.saturating_add(raw.len());
+                if places.iter().any(|place| (start..end).contains(&place.start)) {
+                    // An array has no keys.
+                    for keys in open.iter_mut().filter(|keys| !keys.folded.is_empty()) {
+                        keys.leading.insert(keys.key.clone());
+                    }
+                }
+            }
+        }
+        Ok(())
+    });
+    walked.is_ok()
 }
 
 /// Returns the length of a string up to its closing quote.
@@ -180,12 +337,32 @@ fn end_of_string(text: &[u8]) -> usize {
 }
 
 /// Returns the JSON Pointer of a value (RFC 6901).
-fn pointer(open: &[Open]) -> String {
-    let token = |open: &Open| match open {
-        Open::Object { key, .. } => String::from_utf8_lossy(key).replace('~', "~0").replace('/', "~1"),
-        Open::Array { index } => index.to_string(),
-    };
-    open.iter().map(|open| format!("/{}", token(open))).collect()
+fn pointer(open: &[Open<'_>]) -> String {
+    let mut pointer = String::new();
+    for open in open {
+        pointer.push('/');
+        match open {
+            // A long key is cut before it is copied.
+            Open::Object { key } => {
+                let start = key.get(..MAX_PLACE.saturating_add(1)).unwrap_or(key);
+                pointer.push_str(&String::from_utf8_lossy(start).replace('~', "~0").replace('/', "~1"));
+            }
+            Open::Array { index } => pointer.push_str(&index.to_string()),
+        }
+        if pointer.len() > MAX_PLACE {
+            break;
+        }
+    }
+    bounded(pointer)
+}
+
+/// Cuts the text of a place.
+fn bounded(mut place: String) -> String {
+    if place.len() > MAX_PLACE {
+        place.truncate(place.floor_char_boundary(MAX_PLACE));
+        place.push('…');
+    }
+    place
 }
 
 #[cfg(test)]
@@ -200,15 +377,19 @@ mod tests {
     type Row = (&'static str, &'static [(&'static str, &'static str)], bool);
 
     fn texts(kind: BodyKind, body: &str) -> (Vec<(String, String, bool)>, bool) {
-        let mut found = Vec::new();
-        let is_clear = kind.texts(body.as_bytes(), |text, place| {
-            let decoded = String::from_utf8(text.decoded.text().to_vec()).unwrap();
-            let range = text.decoded.place(0..text.decoded.text().len()).unwrap();
-            assert!(!body[range].is_empty(), "{body}");
-            found.push((place().to_string(), decoded, text.is_name));
+        let (mut found, mut places) = (Vec::new(), Vec::new());
+        let is_valid = kind.texts(body.as_bytes(), |text| {
+            let Some(decoded) = text.decoded() else { return Ok(()) };
+            let range = decoded.place(0..decoded.text().len()).unwrap();
+            assert!(!body[range.clone()].is_empty(), "{body}");
+            if !text.is_name {
+                places.push(range);
+            }
+            found.push((text.place().to_string(), String::from_utf8(decoded.text().to_vec()).unwrap(), text.is_name));
             Ok::<_, Infallible>(())
         });
-        (found, is_clear.unwrap_or_else(|never| match never {}))
+        let is_valid = is_valid.unwrap_or_else(|never| match never {});
+        (found, is_valid && kind.is_clear(body.as_bytes(), &places))
     }
 
     fn values(kind: BodyKind, body: &str) -> (Vec<(String, String)>, bool) {
@@ -218,7 +399,7 @@ mod tests {
 
     #[test]
     fn json_strings_have_a_pointer() {
-        let rows: [Row; 15] = [
+        let rows: [Row; 18] = [
             (r#"{"key":"12345678"}"#, &[("body:json:/key", "12345678")], true),
             (r#" "12345678" "#, &[("body:json:", "12345678")], true),
             (
@@ -239,6 +420,9 @@ mod tests {
             ),
             (r#"{"a":1,"\u0061":"12345678"}"#, &[("body:json:/a", "12345678")], false),
             (r#"{"a":{"a":1},"b":[{"a":1},{"a":2}]}"#, &[], true),
+            (r#"{"b":1,"B":2,"c":[{"Key":1}],"key":"12345678"}"#, &[("body:json:/key", "12345678")], true),
+            (r#"{"key":"12345678","KEY":1}"#, &[("body:json:/key", "12345678")], false),
+            (r#"{"A":1,"a":[{"key":"12345678"}]}"#, &[("body:json:/a/0/key", "12345678")], false),
             (r#"{"a":"12345678",}"#, &[], false),
             (r#"{"a":"12345678"} {}"#, &[], false),
             ("\u{feff}{\"a\":\"12345678\"}", &[], false),
@@ -253,18 +437,27 @@ mod tests {
         }
         let (found, _) = texts(BodyKind::Json, r#"{"12345678":{"b":1}}"#);
         assert!(found.iter().any(|(_, text, is_name)| text == "12345678" && *is_name), "{found:?}");
-        let deep = "[".repeat(100_000);
-        assert_eq!(values(BodyKind::Json, &deep), (vec![], false));
+        for (depth, is_valid) in [(128, true), (129, false), (100_000, false)] {
+            let deep = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+            assert_eq!(values(BodyKind::Json, &deep), (vec![], is_valid), "{depth}");
+        }
+        let long = format!(r#"{{"{}":"12345678"}}"#, "ä".repeat(1_000));
+        assert!(values(BodyKind::Json, &long).0[0].0.len() < 1_100, "a place is bounded");
     }
 
     #[test]
     fn parameters_of_a_form_have_a_name() {
-        let rows: [Row; 6] = [
+        let rows: [Row; 11] = [
             ("a=1&key=%24%7Ba%7D+5678", &[("body:form:key", "${a} 5678")], true),
             ("k%65y=12345678", &[("body:form:key", "12345678")], true),
             ("=12345678&&b", &[("body:form:", "12345678")], true),
             ("a=1&%61=12345678", &[("body:form:a", "12345678")], false),
             ("a=b=345678", &[("body:form:a", "b=345678")], true),
+            ("b[]=1&b[]=2&c=1;c=2&a=12345678", &[("body:form:a", "12345678")], true),
+            ("a=12345678&A%2e=2", &[("body:form:a", "12345678")], false),
+            ("a=12345678&b=1;a=2", &[("body:form:a", "12345678")], false),
+            ("a=12345678;b=1", &[("body:form:a", "12345678;b=1")], false),
+            (" {\"a\":\"=12345678\"}", &[("body:form: {\"a\":\"", "12345678\"}")], false),
             ("", &[], true),
         ];
         for (body, want, is_clear) in rows {
@@ -275,7 +468,7 @@ mod tests {
 
     #[test]
     fn only_plain_bodies_in_utf8_have_a_kind() {
-        let rows: [(&[&str], Option<BodyKind>); 10] = [
+        let rows: [(&[&str], Option<BodyKind>); 13] = [
             (&["application/json"], Some(BodyKind::Json)),
             (&["Application/JSON; charset=UTF-8"], Some(BodyKind::Json)),
             (&["application/vnd.api+json;version=1"], Some(BodyKind::Json)),
@@ -285,6 +478,9 @@ mod tests {
             (&["text/plain"], None),
             (&["multipart/form-data; boundary=x"], None),
             (&["application/json", "application/json"], None),
+            (&["application/x-www-form-urlencoded +json"], None),
+            (&["application/grpc+json"], None),
+            (&["application/connect+json"], None),
             (&[], None),
         ];
         for (kinds, want) in rows {

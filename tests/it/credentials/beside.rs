@@ -172,3 +172,48 @@ async fn a_required_cookie_goes_alone() {
         assert_eq!(origin.last().header("cookie"), Some(format!("sid={SESSION}").as_str()), "{fields:?}");
     }
 }
+
+/// Neither of two credentials that bring the same third one leads to the other.
+#[tokio::test]
+async fn one_credential_must_lead_to_all_others() {
+    let third =
+        "[credentials.SESSION]\nauth_type = \"query_param\"\nvalue = \"file:session\"\ndomains = [\"api.test\"]\n";
+    let both = PAIR.replace("value = \"file:app\"", "value = \"file:app\"\nwith = [\"SESSION\"]");
+    let apart = both.replace("with = [\"APP\"]", "with = [\"SESSION\"]");
+    let all = [("dd-api-key", "${secrets.KEY}"), ("dd-application-key", "${secrets.APP}")];
+    let path = "/?api_key=${secrets.SESSION}";
+    for (credentials, is_allowed) in [(both, true), (apart, false)] {
+        let (lab, origin) = lab(&format!("{credentials}{third}"), "", &["KEY", "APP", "SESSION"]).await;
+        for path in [path, "/"] {
+            let reply = lab.by(Way::TunnelH1, "GET", &url(&origin, path), &all, "").await;
+            match is_allowed {
+                true => assert_eq!(reply.status, 200),
+                false => reply.assert_refused(403, "credential_not_bound"),
+            }
+        }
+        if is_allowed {
+            assert_eq!(origin.last().uri.query(), Some(format!("api_key={SESSION}").as_str()), "by two steps");
+            assert_eq!(lab.ended(0).await["credential_used"], "KEY");
+        }
+    }
+}
+
+/// A value that is split between cookies is found, also around the one that is replaced.
+#[tokio::test]
+async fn cookies_that_become_neighbors_are_searched_together() {
+    let (lab, origin) = lab(COOKIE, "", &["SESSION"]).await;
+    let (one, two) = SESSION.split_at(13);
+    let cookie = format!("a={one}; sid=mine; b={two}");
+    let fields = [("exeat-credential", "SESSION"), ("cookie", cookie.as_str())];
+    lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &fields, "").await.assert_refused(403, "leak_detected");
+    let nonce =
+        [("exeat-swap", "0123456789abcdef"), ("cookie", "${0123456789abcdef.X}; sid=${0123456789abcdef.SESSION}")];
+    lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &nonce, "").await.assert_refused(403, "credential_not_bound");
+    let named = [("cookie", "${secrets.SESSION}=1; sid=${secrets.SESSION}")];
+    lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &named, "").await.assert_refused(403, "credential_not_bound");
+    let many = format!("sid=${{secrets.SESSION}}; {}", "a=${secrets.x}; ".repeat(3_000));
+    let began = std::time::Instant::now();
+    lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &[("cookie", &many)], "").await;
+    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(origin.seen().iter().all(|seen| seen.header("cookie").is_none_or(|cookie| cookie.len() > 1_000)));
+}

@@ -97,7 +97,13 @@ async fn a_place_can_be_a_single_member_or_parameter() {
         "auth_type = \"placeholder\"\nswap_in = [\"body:json:/auth/key\", \"body:json:/a~1b/1\", \"body:form:token\"]";
     let (lab, origin) = lab(credential, "", "").await;
     let own = "${secrets.KEY}";
+    // Other text beside it could make a server read another place.
+    for (kind, body) in [(JSON, format!(r#"{{"auth":{{"key":"&text={own}&x="}}}}"#)), (FORM, format!("token=x{own}"))] {
+        let reply = lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &[kind], &body).await;
+        reply.assert_refused(403, "credential_not_bound");
+    }
     let rows = [
+        (FORM, format!("expand[]=1&expand[]=2&token={own}"), 1),
         (JSON, format!(r#"{{"auth":{{"key":"{own}"}},"text":"{own}"}}"#), 1),
         (JSON, format!(r#"{{"a/b":["{own}","{own}"]}}"#), 1),
         (JSON, format!(r#"{{"key":"{own}","text":"{own}"}}"#), 0),
@@ -133,6 +139,11 @@ async fn a_placeholder_that_cannot_be_replaced_is_refused() {
         (FORM, format!("a={own}&a=2"), "ambiguous"),
         (FORM, format!("a={own};b=2"), "ambiguous"),
         (FORM, format!("a=x{own}y{own}"), "repeated"),
+        (JSON, format!(r#"{{"a":"${{secrets.NONE}} {own}"}}"#), "repeated"),
+        (JSON, format!(r#"{{"key":"{own}","KEY":"mine"}}"#), "ambiguous"),
+        (FORM, format!("a.b={own}&A_b=mine"), "ambiguous"),
+        (FORM, format!("x=1;a=mine&a={own}"), "ambiguous"),
+        (FORM, format!("{{\"message\":\"x=&token={own}\"}}"), "ambiguous"),
     ];
     for (kind, body, _) in &refused {
         let reply = lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &[*kind], body).await;
@@ -168,6 +179,11 @@ async fn a_required_credential_may_stand_in_the_body() {
     let body = r#"{"a":"${secrets.KEY}"}"#;
     let text = [("content-type", "text/plain")];
     lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &text, body).await.assert_refused(403, "credential_required");
+    // An own key beside it, which the origin could read instead.
+    for body in [r#"{"a":"mine ${secrets.KEY}"}"#, r#"{"a":"${secrets.KEY}","A":"mine"}"#] {
+        let reply = lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &[JSON], body).await;
+        reply.assert_refused(403, "credential_not_bound");
+    }
     assert!(origin.seen().is_empty());
     let own = [JSON, ("authorization", "Bearer mine"), ("cookie", "a=mine")];
     assert_eq!(lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &own, body).await.status, 200);
@@ -230,4 +246,55 @@ async fn a_placeholder_is_a_text_for_another_host() {
     let (url, body) = (format!("https://other.test:{}/", origin.port()), r#"{"a":"${secrets.KEY}"}"#);
     assert_eq!(lab.by(Way::TunnelH1, "POST", &url, &[JSON], body).await.status, 200);
     assert_eq!(origin.last().body, body);
+}
+
+/// Documents that cost much for their size: deep ones, long keys, and many texts with the form of a placeholder.
+#[tokio::test]
+async fn hostile_bodies_take_little_time() {
+    let (lab, origin) = lab(ANYWHERE, "", "").await;
+    let unknown = "\"${secrets.x}\",".repeat(30_000);
+    let own = "\"${secrets.KEY}\",".repeat(30_000);
+    let deep = format!("{}{unknown}\"a\"{}", "[".repeat(200_000), "]".repeat(200_000));
+    let rows = [
+        (JSON, format!("[{unknown}\"a\"]"), 200),
+        (JSON, format!(r#"{{"{}":[{unknown}"a"]}}"#, "k".repeat(400_000)), 200),
+        (JSON, deep.clone(), 200),
+        (JSON, format!("{}[\"\\u0041", &unknown), 200),
+        (JSON, format!("[{own}\"a\"]"), 403),
+        (JSON, format!("{{{own}"), 403),
+        (FORM, "a%41&".repeat(190_000), 200),
+        (FORM, "a=${secrets.KEY}&".repeat(50_000), 403),
+    ];
+    for (kind, body, status) in rows {
+        let began = std::time::Instant::now();
+        let reply = lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &[kind], &body).await;
+        assert_eq!(reply.status, status, "{}", &body[..40]);
+        let took = began.elapsed();
+        assert!(took < std::time::Duration::from_secs(20), "{took:?}: {}", &body[..40]);
+    }
+}
+
+/// A shared key or a token that was fetched, in a body.
+#[tokio::test]
+async fn a_body_with_a_placeholder_can_be_signed() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    for (name, value) in [("key", VALUE), ("signing", "Zk8Qw3Rt6Yp1Lx9Vb4Nc7Md2Hs5Gf0Ja")] {
+        fs::write(builder.dir.path().join(name), value).unwrap();
+    }
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [credentials.KEY]\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n{ANYWHERE}\nwith = [\"SIGNING\"]\n\
+         [credentials.SIGNING]\nauth_type = \"hmac\"\nvalue = \"file:signing\"\ndomains = [\"api.test\"]\nhmac.preset = \"slack\"\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\", \"SIGNING\"]\n",
+        origin.port()
+    );
+    let lab = builder.proxy(&text).await;
+    let body = r#"{"a":"${secrets.KEY}"}"#;
+    assert_eq!(lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &[JSON], body).await.status, 200);
+    let seen = origin.last();
+    assert!(String::from_utf8_lossy(&seen.body).contains("q8Zx"));
+    let signed = [format!("v0:{}:", seen.header("x-slack-request-timestamp").unwrap()).as_bytes(), &seen.body].concat();
+    let want = super::hmac::sha256(b"Zk8Qw3Rt6Yp1Lx9Vb4Nc7Md2Hs5Gf0Ja", &signed);
+    assert_eq!(seen.header("x-slack-signature"), Some(format!("v0={}", super::hmac::hex(&want)).as_str()));
 }

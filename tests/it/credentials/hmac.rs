@@ -5,7 +5,6 @@ use std::fs;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
-use sha1::Sha1;
 use sha2::{Sha256, Sha512};
 use time::OffsetDateTime;
 
@@ -16,12 +15,17 @@ use crate::lab::{Lab, LabBuilder, Origin};
 const KEY: &str = "Zk8Qw3Rt6Yp1Lx9Vb4Nc7Md2Hs5Gf0Ja";
 
 async fn lab(hmac: &str, value: &str, integration: &str) -> (Lab, Origin) {
+    lab_with("", hmac, value, integration).await
+}
+
+async fn lab_with(credential: &str, hmac: &str, value: &str, integration: &str) -> (Lab, Origin) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     fs::write(builder.dir.path().join("key"), value).unwrap();
+    fs::write(builder.dir.path().join("id"), "AKID").unwrap();
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n{integration}\n\
-         [credentials.KEY]\nauth_type = \"hmac\"\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n\
+         [credentials.KEY]\nauth_type = \"hmac\"\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n{credential}\n\
          [credentials.KEY.hmac]\n{hmac}\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n",
         origin.port()
@@ -33,11 +37,11 @@ fn url(origin: &Origin, path: &str) -> String {
     format!("https://api.test:{}{path}", origin.port())
 }
 
-fn sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
+pub fn sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
     Hmac::<Sha256>::new_from_slice(key).unwrap().chain_update(text).finalize().into_bytes().to_vec()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -85,7 +89,7 @@ key_encoding = "base64"
 key_id = "id-1"
 timestamp = "unix_ms"
 sign = "{key_id}\n{timestamp}\n{nonce}\n{method}\n{host}\n{path_and_query}\n{path}\n{query}\n{header:x-two}\n{header:x-none}\n{body_hash}"
-headers = { X-Key = "{key_id}", X-Time = "{timestamp}", X-Nonce = "{nonce}", X-Hash = "{body_hash}", Authorization = "HMAC id={key_id}, sig={signature}" }"#;
+headers = { X-Text = "{{x} {nonce}", X-Key = "{key_id}", X-Time = "{timestamp}", X-Nonce = "{nonce}", X-Hash = "{body_hash}", Authorization = "HMAC id={key_id}, sig={signature}" }"#;
     let key: Vec<u8> = (0..64).map(|n| 255 - n).collect();
     let (lab, origin) = lab(recipe, &STANDARD.encode(&key), "").await;
     let mut nonces = Vec::new();
@@ -98,6 +102,8 @@ headers = { X-Key = "{key_id}", X-Time = "{timestamp}", X-Nonce = "{nonce}", X-H
         let hash = STANDARD.encode(<Sha512 as sha2::Digest>::digest("body"));
         assert_eq!((field("x-key"), field("x-hash")), ("id-1".to_owned(), hash.clone()));
         assert_eq!(seen.headers.get_all("x-nonce").iter().count(), 1);
+        assert_eq!(field("x-text"), format!("{{x}} {}", field("x-nonce")));
+        assert_eq!(field("x-nonce").len(), 36);
         nonces.push(field("x-nonce"));
         let host = format!("api.test:{}", origin.port());
         let text = format!(
@@ -115,7 +121,7 @@ headers = { X-Key = "{key_id}", X-Time = "{timestamp}", X-Nonce = "{nonce}", X-H
 
 #[tokio::test]
 async fn a_signature_can_be_a_parameter() {
-    let (lab, origin) = lab("preset = \"aws_mws\"\nkey_id = \"AKID\"\nalgorithm = \"sha1\"", KEY, "").await;
+    let (lab, origin) = lab("preset = \"aws_mws\"\nkey_id = \"file:id\"", KEY, "").await;
     for way in Way::ALL {
         let path = "/Orders/2013-09-01?Version=2013-09-01&Action=List%20It&Signature=mine&b=ä&Marker=a+b%7e";
         let path = path.replace('ä', "%C3%A4");
@@ -131,7 +137,7 @@ async fn a_signature_can_be_a_parameter() {
              Timestamp={time}&Version=2013-09-01&b=%C3%A4"
         );
         let text = format!("GET\napi.test:{}\n/Orders/2013-09-01\n{sorted}", origin.port());
-        let want = Hmac::<Sha1>::new_from_slice(KEY.as_bytes()).unwrap().chain_update(text).finalize().into_bytes();
+        let want = sha256(KEY.as_bytes(), text.as_bytes());
         let got = percent_encoding::percent_decode_str(signature).decode_utf8().unwrap();
         assert_eq!(got, STANDARD.encode(want), "{way:?}");
     }
@@ -168,4 +174,35 @@ async fn a_signed_request_can_be_approved() {
     let named = [("exeat-credential", "KEY"), ("stripe-signature", "t=5,v1=mine"), ("x-other", "1")];
     assert_eq!(lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &named, "body").await.status, 200);
     assert!(origin.last().header("stripe-signature").unwrap().starts_with("t=1"));
+}
+
+#[tokio::test]
+async fn a_signature_can_be_made_for_every_request() {
+    let (lab, origin) = lab("preset = \"stripe\"\nencoding = \"hex_upper\"", KEY, "require_credential = \"KEY\"").await;
+    let mine = [("authorization", "mine"), ("stripe-signature", "t=1,v1=mine")];
+    lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &mine, "x").await.assert_refused(403, "credential_required");
+    let named = [("exeat-credential", "KEY"), ("authorization", "mine")];
+    assert_eq!(lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &named, "x").await.status, 200);
+    let seen = origin.last();
+    let (time, signature) = seen.header("stripe-signature").unwrap()[2..].split_once(",v1=").unwrap();
+    assert_eq!(signature, hex(&sha256(KEY.as_bytes(), format!("{time}.x").as_bytes())).to_ascii_uppercase());
+    assert_eq!(seen.header("authorization"), None);
+    let (lab, origin) =
+        lab_with("inject = \"always\"", "preset = \"stripe\"", KEY, "require_credential = \"KEY\"").await;
+    assert_eq!(lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &mine, "x").await.status, 200);
+    assert_eq!(origin.last().headers.get_all("stripe-signature").iter().count(), 1);
+    assert_ne!(origin.last().header("stripe-signature"), Some("t=1,v1=mine"));
+}
+
+/// The key never leaves, and it comes back only from an origin that has it.
+#[tokio::test]
+async fn a_signing_key_is_found_and_redacted_and_raises_an_alarm() {
+    let (lab, origin) = lab("preset = \"stripe\"", KEY, "").await;
+    let reply = lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &[("exeat-credential", "KEY")], KEY).await;
+    reply.assert_refused(403, "leak_detected");
+    origin.serve_file("key", "text/plain", format!("the key is {KEY}"));
+    let reply = lab.by(Way::TunnelH1, "GET", &url(&origin, "/files/key"), &[("exeat-credential", "KEY")], "").await;
+    assert!(!reply.text().contains(KEY) && reply.text().contains("****"), "{}", reply.text());
+    let line = lab.ended(1).await;
+    assert!(line["alarm"].as_str().unwrap().contains("KEY"), "{line}");
 }
