@@ -126,7 +126,7 @@ impl PlaceholderCredential {
         let is_variable = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
         let shown = if is_variable && name.len() <= MAX_SHOWN_NAME { name } else { "…" };
         let wrong = |problem: &str| {
-            let suggestion = "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or query:PARAMETER";
+            let suggestion = "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD, query:PARAMETER, cookie:COOKIE, path, body:json:/POINTER or body:form:PARAMETER";
             Problem::new("--credential", format!("{shown} {problem}"), suggestion)
         };
         let (before, host) = flag.rsplit_once('@').ok_or_else(|| wrong("has no @HOST"))?;
@@ -155,12 +155,19 @@ impl PlaceholderCredential {
             None if ["auto", "bearer", "basic"].contains(&how) => (how, None),
             Some(("header", field)) => ("header", Some(("auth_header_name", field))),
             Some(("query", parameter)) => ("query_param", Some(("auth_query_name", parameter))),
+            Some(("cookie", cookie)) => ("cookie", Some(("auth_cookie_name", cookie))),
+            None if how == "path" => ("path", None),
+            // The place is in `swap_in`.
+            Some(("body", _)) => ("placeholder", None),
             _ => return Err(wrong("has an unknown HOW")),
         };
         let mut credential = Table::new();
         credential.insert("auth_type".to_owned(), auth_type.into());
         if let Some((key, field)) = own {
             credential.insert(key.to_owned(), field.into());
+        }
+        if auth_type == "placeholder" {
+            credential.insert("swap_in".to_owned(), vec![how].into());
         }
         credential.insert("value".to_owned(), format!("env:{name}").into());
         credential.insert("domains".to_owned(), vec![host.to_ascii_lowercase()].into());
@@ -186,14 +193,19 @@ impl PlaceholderCredential {
     /// Adds the hosts of another flag for the same key, and the place of another HOW, which then applies to all hosts.
     ///
     /// # Errors
-    /// If one flag says `basic` and the other `bearer`.
+    /// If one flag says `basic` and the other `bearer`, or one of them a place that no other goes with.
     pub(super) fn add(&mut self, other: &Self) -> Result<(), Problem> {
         let auth = |flag: &Self| {
-            ["auth_type", "auth_header_name", "auth_query_name"]
+            ["auth_type", "auth_header_name", "auth_query_name", "auth_cookie_name"]
                 .map(|key| flag.credential.get(key).and_then(toml::Value::as_str).map(str::to_owned))
         };
-        let (own, [how, field, parameter]) = (auth(self), auth(other));
-        if own != [how.clone(), field.clone(), parameter.clone()] {
+        let (own, [how, field, parameter, cookie]) = (auth(self), auth(other));
+        let is_alone = |how: &Option<String>| matches!(how.as_deref(), Some("cookie" | "path" | "placeholder"));
+        if own != [how.clone(), field.clone(), parameter.clone(), cookie] {
+            if is_alone(&own[0]) || is_alone(&how) {
+                let problem = format!("{} is given with places that do not go together", self.name);
+                return Err(Problem::new("--credential", problem, "a configuration with swap_in, and -c"));
+            }
             let place = match (own[0].as_deref(), how.as_deref()) {
                 (Some("auto"), _) => None,
                 (_, Some("auto")) => {
@@ -214,6 +226,12 @@ impl PlaceholderCredential {
             };
             extend_list(&mut self.credential, "swap_in", place.into_iter().map(Into::into));
         }
+        let places = other.credential.get("swap_in").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+        extend_list(
+            &mut self.credential,
+            "swap_in",
+            places.into_iter().filter(|_| how.as_deref() == Some("placeholder")),
+        );
         let hosts = other.credential.get("domains").and_then(toml::Value::as_array).cloned().unwrap_or_default();
         extend_list(&mut self.credential, "domains", hosts);
         Ok(())
@@ -372,6 +390,47 @@ mod tests {
         std::fs::write(dirs[0].path().join(KEY_FILE), "short").unwrap();
         let error = PlaceholderKey::read_or_create(dirs[0].path()).err().unwrap();
         assert!(error.to_string().ends_with("placeholder.key: is too short"), "{error}");
+    }
+
+    #[test]
+    fn a_flag_can_name_each_place() {
+        let flag = |how: &str| {
+            let value = |_: &str| Some("k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf".to_owned());
+            PlaceholderCredential::new(&format!("KEY{how}@a.example"), &value, None)
+        };
+        let text = |credential: &PlaceholderCredential| {
+            let mut table = credential.credential.clone();
+            ["value", "placeholder"].iter().for_each(|key| drop(table.remove(*key)));
+            table.to_string().replace('\n', " ")
+        };
+        let rows = [
+            ("", "auth_type = \"auto\" domains = [\"a.example\"] "),
+            ("=bearer", "auth_type = \"bearer\" domains = [\"a.example\"] "),
+            ("=cookie:sid", "auth_cookie_name = \"sid\" auth_type = \"cookie\" domains = [\"a.example\"] "),
+            ("=path", "auth_type = \"path\" domains = [\"a.example\"] "),
+            (
+                "=body:json:/a/b",
+                "auth_type = \"placeholder\" domains = [\"a.example\"] swap_in = [\"body:json:/a/b\"] ",
+            ),
+            ("=body:form:key", "auth_type = \"placeholder\" domains = [\"a.example\"] swap_in = [\"body:form:key\"] "),
+        ];
+        for (how, want) in rows {
+            assert_eq!(text(&flag(how).ok().unwrap()), want, "{how}");
+        }
+        for how in ["=cookie", "=path:a", "=other", "=header"] {
+            assert!(flag(how).is_err(), "{how}");
+        }
+        let together = |one: &str, two: &str| {
+            let mut first = flag(one).ok().unwrap();
+            first.add(&flag(two).ok().unwrap()).ok().map(|()| text(&first))
+        };
+        let both = together("=body:json:/a", "=body:form:b").unwrap();
+        assert!(both.ends_with("swap_in = [\"body:json:/a\", \"body:form:b\"] "), "{both}");
+        assert!(together("=path", "=path").is_some());
+        for (one, two) in [("=path", ""), ("", "=cookie:a"), ("=cookie:a", "=cookie:b"), ("=body:json:/a", "=header:x")]
+        {
+            assert!(together(one, two).is_none(), "{one} {two}");
+        }
     }
 
     #[test]

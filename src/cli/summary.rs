@@ -122,7 +122,7 @@ fn misplaced(lines: &[Line]) -> BTreeSet<String> {
         let (place, host) = (clean(place), line.host.as_deref().map(clean)?);
         let port = line.port.filter(|port| *port != 443).map(|port| format!(":{port}")).unwrap_or_default();
         let to_do = match reason {
-            Misplaced::OtherPlace if ["header:", "query:"].iter().any(|known| place.starts_with(known)) => {
+            Misplaced::OtherPlace if ["header:", "query:", "cookie:"].iter().any(|known| place.starts_with(known)) => {
                 format!(": write --credential {credential}@{host}{port}, or {credential}={place}@{host}{port}")
             }
             _ => String::new(),

@@ -681,6 +681,24 @@ mod tests {
         assert_eq!(opened("", base), ["allowed, after an approval: raw requests ! https a.test 443 all"]);
     }
 
+    /// A credential opens what it brings with it, and a signature what it no longer covers.
+    #[test]
+    fn credentials_beside_others_and_signatures_are_compared() {
+        let base = "[integrations.a]\nallowed_domains = [\"a.test\"]\nrequire_credential = \"B\"\n\
+                    [credentials.A]\nauth_type = \"header\"\nauth_header_name = \"X-A\"\nvalue = \"env:K\"\ndomains = [\"a.test\"]\n\
+                    [credentials.B]\nauth_type = \"hmac\"\nvalue = \"env:K\"\ndomains = [\"a.test\"]\n\
+                    hmac = { preset = \"stripe\" }\n\
+                    [tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"A\", \"B\"]\n";
+        let brings = base.replace("name = \"X-A\"\n", "name = \"X-A\"\nwith = [\"B\"]\n");
+        let found = opened(base, &brings);
+        let want = "with A as x-a: …, by name or placeholder, beside B: raw requests ! https a.test 443 all";
+        assert_eq!(found, [want]);
+        let less = base.replace("preset = \"stripe\"", "preset = \"stripe\", sign = \"{timestamp}\"");
+        let found = opened(base, &less);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("over \"{timestamp}\", key"), "{found:?}");
+    }
+
     /// Found by a reader: each of these was missed.
     #[test]
     fn rare_openings_are_found() {

@@ -30,7 +30,9 @@ async fn a_value_in_its_own_place_passes_if_allowed() {
     let (user, both) = (basic(&format!("{KEY}:")), basic(&format!("user:{KEY}")));
     type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], String);
     let none: &[(&str, &str)] = &[];
-    let rows: [Row; 9] = [
+    let cookie = format!("sid={KEY}");
+    let rows: [Row; 10] = [
+        ("auth_type = \"cookie\"\nauth_cookie_name = \"sid\"", "env:KEY", &[("cookie", &cookie)], String::new()),
         ("auth_type = \"bearer\"", "env:KEY", &[("authorization", &bearer)], String::new()),
         ("auth_type = \"bearer\"", "env:KEY", &[("authorization", &token)], String::new()),
         ("auth_type = \"bearer\"", "env:KEY", &[("authorization", &user)], String::new()),
