@@ -180,33 +180,36 @@ mod tests {
             ("[::]:0", "::ffff:127.0.0.1"),
         ];
         for (listen, to) in rows {
-            let (mut client, accepted, address) = connected(listen, to);
-            let ours = accepted.local_addr().unwrap();
-            assert_eq!(of_connection(address, ours), us(), "{listen} {to}");
-            client.write_all(b"x").unwrap();
-            client.shutdown(std::net::Shutdown::Write).unwrap();
-            assert_eq!(of_connection(address, ours), us(), "half closed: {listen} {to}");
-            drop(client);
-            // The kernel reports an orphan as root's, or not at all.
-            assert_eq!(of_connection(address, ours), None, "closed: {listen} {to}");
-            drop(accepted);
-            // Without a connection, it reports a socket that listens at the client's port.
-            let at_port = if listen.starts_with("127") { "0.0.0.0" } else { "::" };
-            let socket =
-                socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
-            socket.set_reuse_address(true).unwrap();
-            let address_at_port = SocketAddr::new(at_port.parse().unwrap(), address.port()).into();
-            let start = std::time::Instant::now();
-            // Another test may have the port for a moment.
-            while let Err(error) = socket.bind(&address_at_port) {
-                assert!(start.elapsed() < std::time::Duration::from_secs(20), "{error}");
-                std::thread::yield_now();
-            }
-            socket.listen(1).unwrap();
-            assert_eq!(of_connection(address, ours), None, "a listener: {listen} {to}");
-            let other = SocketAddr::new(address.ip(), 1);
-            assert_eq!(of_connection(other, ours), None, "another port: {listen} {to}");
+            // Another test may get the port in between.
+            let is_done = (0..100).any(|_| owner_is_found_until_it_closes(listen, to));
+            assert!(is_done, "every port was taken: {listen} {to}");
         }
+    }
+
+    /// Returns false if the port of the client is taken once it is free.
+    fn owner_is_found_until_it_closes(listen: &str, to: &str) -> bool {
+        let (mut client, accepted, address) = connected(listen, to);
+        let ours = accepted.local_addr().unwrap();
+        assert_eq!(of_connection(address, ours), us(), "{listen} {to}");
+        client.write_all(b"x").unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(of_connection(address, ours), us(), "half closed: {listen} {to}");
+        drop(client);
+        // The kernel reports an orphan as root's, or not at all.
+        assert_eq!(of_connection(address, ours), None, "closed: {listen} {to}");
+        drop(accepted);
+        // Without a connection, it reports a socket that listens at the client's port.
+        let at_port = if listen.starts_with("127") { "0.0.0.0" } else { "::" };
+        let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        if socket.bind(&SocketAddr::new(at_port.parse().unwrap(), address.port()).into()).is_err() {
+            return false;
+        }
+        socket.listen(1).unwrap();
+        assert_eq!(of_connection(address, ours), None, "a listener: {listen} {to}");
+        let other = SocketAddr::new(address.ip(), 1);
+        assert_eq!(of_connection(other, ours), None, "another port: {listen} {to}");
+        true
     }
 
     #[test]

@@ -1004,6 +1004,22 @@ pub(super) mod tests {
                 "credentials.A.value",
                 "key_encoding",
             ),
+            ("[credentials.A]\nauth_type = \"tls_client\"", "credentials.A.certificate", "file:client.pem"),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\ncertificate = \"file:a\"",
+                "credentials.A.certificate",
+                "no certificate",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"tls_client\"\nplaceholder = \"a-placeholder\"",
+                "credentials.A.placeholder",
+                "no placeholder",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"tls_client\"\nvalue = \"env:KEY\"\ncertificate = \"env:KEY\"\ndomains = [\"a.example\"]\n[tasks.t]\ncredentials = [\"A\"]",
+                "credentials.A.certificate",
+                "both in PEM",
+            ),
             ("[credentials.A]\nwith = [\"B\"]", "credentials.A.with[0]", "A"),
             ("[credentials.A]\nwith = [\"A\"]", "credentials.A.with[0]", "each credential once"),
             ("[credentials.A]\nwith = [\"B\", \"B\"]", "credentials.A.with[1]", "each credential once"),

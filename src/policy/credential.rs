@@ -10,6 +10,7 @@ use http::header::{
 use subtle::ConstantTimeEq;
 
 use super::aws::AwsKey;
+use super::client_identity::ClientIdentity;
 use super::hmac::HmacRecipe;
 use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting};
 use crate::leak::strength::{Halves, Strength};
@@ -40,6 +41,8 @@ pub struct Credential {
     pub(super) with: Vec<CredentialName>,
     /// With `aws_sigv4`, the rest of the key.
     pub(super) aws: Option<AwsKey>,
+    /// With `tls_client`, the certificate and the key that is the value.
+    pub(super) identity: Option<Arc<ClientIdentity>>,
     /// `None` if the value is minted, or if the credential is disabled. The reason was reported when the configuration was
     /// read.
     pub(super) value: Option<Secret>,
@@ -72,6 +75,8 @@ pub enum Auth {
     /// A signature of the request with a shared key, in the fields and parameters of the recipe. The value is the key, which is never
     /// sent.
     Hmac(Arc<HmacRecipe>),
+    /// A client certificate in the TLS handshake with the origin. The value is its private key, which is never sent.
+    TlsClient,
     /// `Authorization: AWS4-HMAC-SHA256 …`: a signature of the request (AWS Signature Version 4). The value is the secret
     /// access key, which is never sent.
     AwsSigV4,
@@ -121,7 +126,7 @@ impl Auth {
             Self::Path => Some(Placement::Path),
             Self::Cookie(name) => Some(Placement::Cookie(name.clone())),
             Self::Hmac(recipe) => recipe.place(),
-            Self::Auto | Self::Placeholder => None,
+            Self::Auto | Self::Placeholder | Self::TlsClient => None,
         }
     }
 
@@ -143,6 +148,7 @@ impl std::fmt::Display for Auth {
             Self::Path => f.write_str("the path"),
             Self::Cookie(name) => write!(f, "Cookie: {name}=…"),
             Self::Placeholder => f.write_str("the place of its placeholder"),
+            Self::TlsClient => f.write_str("a client certificate"),
             Self::Hmac(recipe) => match recipe.place() {
                 Some(place) => write!(f, "{place}: a signature"),
                 None => f.write_str("a signature"),
@@ -356,8 +362,9 @@ impl Credential {
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.clone(),
             with: self.with.clone(),
-            // Neither is minted.
+            // None of them is minted.
             aws: None,
+            identity: None,
             value: None,
             minting: Some(minting),
             strength: OnceLock::new(),
@@ -377,6 +384,18 @@ impl Credential {
             Auth::Hmac(recipe) => Some(recipe),
             _ => None,
         }
+    }
+
+    /// With [`Auth::TlsClient`], returns the certificate and its key.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Arc<ClientIdentity>> {
+        self.identity.as_ref()
+    }
+
+    /// Returns true if the origin gets the value. A key that only signs is never sent; of AWS, a session token may be.
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        !matches!(self.auth, Auth::Hmac(_) | Auth::TlsClient)
     }
 
     /// Returns true if the value is a key that signs requests and is never sent.
@@ -439,6 +458,7 @@ impl Credential {
             | Auth::Cookie(_)
             | Auth::Placeholder
             | Auth::Hmac(_)
+            | Auth::TlsClient
             | Auth::AwsSigV4 => false,
         };
         is_basic.then(|| leak::password(value))

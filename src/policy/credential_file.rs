@@ -8,6 +8,7 @@ use http::HeaderName;
 use toml::Value;
 
 use super::aws::{self, AwsKey};
+use super::client_identity::{ClientIdentity, IdentityError};
 use super::credential::{Auth, Binding, Credential, Placement, fits_cookie, fits_path, is_cookie_name};
 use super::hmac_file::RawHmac;
 use super::mint::{Minting, StoredSecret};
@@ -39,6 +40,8 @@ pub(super) struct RawCredential {
     auth_query_name: Option<String>,
     auth_cookie_name: Option<String>,
     value: Option<CredentialSource>,
+    /// The client certificate of `tls_client`.
+    certificate: Option<CredentialSource>,
     domains: Vec<Binding>,
     inject: Inject,
     placeholder: Option<String>,
@@ -97,6 +100,7 @@ enum AuthType {
     Path,
     Placeholder,
     Query,
+    TlsClient,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,7 +109,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "hmac" => AuthType::Hmac, "aws_sigv4" => AuthType::AwsSigV4,
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "hmac" => AuthType::Hmac, "tls_client" => AuthType::TlsClient, "aws_sigv4" => AuthType::AwsSigV4,
     "oauth2_client_credentials" => AuthType::Minted(MintType::ClientCredentials),
     "oauth2_refresh_token" => AuthType::Minted(MintType::RefreshToken),
     "oauth2_jwt_bearer" => AuthType::Minted(MintType::JwtBearer),
@@ -181,6 +185,9 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
         auth_query_name: s.take("auth_query_name"),
         auth_cookie_name: s.take("auth_cookie_name"),
         value: s.take::<CredentialSource>("value").map(|source| CredentialSource(source.0.relative_to(base))),
+        certificate: s
+            .take::<CredentialSource>("certificate")
+            .map(|source| CredentialSource(source.0.relative_to(base))),
         domains: s.take("domains").unwrap_or_default(),
         inject: s.take("inject").unwrap_or(Inject::Named),
         placeholder: s.take("placeholder"),
@@ -215,7 +222,7 @@ impl RawCredential {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"hmac\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"hmac\", \"tls_client\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
             );
         }
         if !takes_value && !no_value {
@@ -291,6 +298,7 @@ impl RawCredential {
         }
         self.check_with(findings);
         self.check_hmac(findings);
+        self.check_certificate(findings);
         let needs_placeholder = matches!(self.auth_type, Some(AuthType::Auto | AuthType::Path | AuthType::Placeholder));
         if needs_placeholder && self.inject == Inject::Always {
             findings.problem(
@@ -316,6 +324,42 @@ impl RawCredential {
                 "missing",
                 "the places of the placeholder, such as [\"body:json:/api_key\"]",
             );
+        }
+    }
+
+    fn check_certificate(&self, findings: &Findings) {
+        let at = |key: &str| format!("{}.{key}", self.path);
+        match (&self.certificate, self.auth_type) {
+            (None, Some(AuthType::TlsClient)) if !findings.has(&at("certificate")) => {
+                findings.problem(at("certificate"), "missing", "\"file:client.pem\"")
+            }
+            (Some(_), Some(kind)) if kind != AuthType::TlsClient => {
+                findings.problem(at("certificate"), "requires auth_type = \"tls_client\"", "no certificate")
+            }
+            _ => {}
+        }
+        if self.auth_type == Some(AuthType::TlsClient) {
+            for (key, is_given) in [("swap_in", !self.swap_in.is_empty()), ("placeholder", self.placeholder.is_some())]
+            {
+                if is_given {
+                    findings.problem(at(key), "the key of tls_client is never sent", format!("no {key}"));
+                }
+            }
+        }
+    }
+
+    /// Returns the client certificate and its key. `None` if they cannot be used, after that has been reported.
+    fn identity(&self, key: &Secret, secrets: &CredentialSecrets<'_>) -> Option<Arc<ClientIdentity>> {
+        let CredentialSource(source) = self.certificate.as_ref()?;
+        let certificate = secrets.document("certificate", source)?;
+        match ClientIdentity::new(&certificate, key) {
+            Ok(identity) => Some(Arc::new(identity)),
+            Err(error) => {
+                let at = if error == IdentityError::Key { "value" } else { "certificate" };
+                let expected = "a certificate, and as value its private key, both in PEM";
+                secrets.findings.problem(format!("{}.{at}", self.path), error.to_string(), expected);
+                None
+            }
         }
     }
 
@@ -490,11 +534,22 @@ impl RawCredential {
             AuthType::Path => Auth::Path,
             AuthType::Cookie => Auth::Cookie(self.auth_cookie_name.clone().filter(|name| is_cookie_name(name))?),
             AuthType::Placeholder => Auth::Placeholder,
+            AuthType::TlsClient => Auth::TlsClient,
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let minted = self.minted();
-        let mut value = minted.is_none().then(|| self.value(workspace, settings, context, findings)).flatten();
         let secrets = CredentialSecrets { of: self, place: (workspace, settings), context, findings };
+        let mut value = match auth {
+            _ if minted.is_some() => None,
+            // It has several lines.
+            Auth::TlsClient => self.value.as_ref().and_then(|CredentialSource(key)| secrets.document("value", key)),
+            _ => self.value(workspace, settings, context, findings),
+        };
+        let mut identity = None;
+        if auth == Auth::TlsClient {
+            identity = value.as_ref().and_then(|key| self.identity(key, &secrets));
+            value = value.filter(|_| identity.is_some());
+        }
         let recipe = minted.and_then(|kind| {
             let document = self.value.as_ref().map(|CredentialSource(source)| source);
             self.mint.recipe(kind, document, &secrets, (&self.path, findings))
@@ -522,6 +577,7 @@ impl RawCredential {
             swap_in: self.swap_in.iter().filter_map(|place| placement(place)).collect(),
             with: self.with.iter().map(|name| CredentialName::new(name)).collect(),
             aws,
+            identity,
             value,
             minting: recipe.map(|recipe| Minting::new(recipe, workspace)),
             strength: OnceLock::new(),

@@ -4,6 +4,7 @@
 pub mod address;
 mod approval;
 pub mod aws;
+pub mod client_identity;
 pub mod compile;
 pub mod credential;
 mod credential_file;

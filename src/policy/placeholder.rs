@@ -98,6 +98,7 @@ mod tests {
             with: Vec::new(),
             strength: OnceLock::new(),
             aws: None,
+            identity: None,
             value: None,
             minting: None,
         })

@@ -9,6 +9,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::crl::{self, CrlError};
@@ -197,6 +198,16 @@ impl UpstreamTls {
     pub fn config_h1(&self) -> Arc<ClientConfig> {
         self.config_h1.clone()
     }
+}
+
+/// Returns a configuration with a client certificate, for one connection. Sessions are not resumed: a resumed one has the certificate
+/// of the first.
+#[must_use]
+pub fn with_client_certificate(config: &ClientConfig, certified: Arc<CertifiedKey>) -> ClientConfig {
+    let mut config = config.clone();
+    config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
+    config.resumption = Resumption::disabled();
+    config
 }
 
 /// Reads the lists of all files.

@@ -280,6 +280,10 @@ fn check_places(selected: &[SelectedCredential], headers: &HeaderMap, record: &m
     if let Some(second) = second {
         return Err(not_bound(record, &second.credential, "another credential signs the request too"));
     }
+    let mut certificates = selected.iter().filter(|one| one.credential.identity().is_some()).skip(1);
+    if let Some(second) = certificates.next() {
+        return Err(not_bound(record, &second.credential, "the connection has another client certificate"));
+    }
     let has_hash = matches!(AnnouncedPayload::of(headers), Some(AnnouncedPayload::Hash(_)));
     let changes_body = selected.iter().any(|one| !one.in_body.is_empty());
     if let Some(first) = first.filter(|one| one.scope.is_some() && changes_body && has_hash) {

@@ -26,6 +26,7 @@ use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
+use crate::policy::client_identity::ClientIdentity;
 use crate::policy::credential::{Credential, Placement};
 use crate::policy::hmac::HmacRecipe;
 use crate::policy::mint::MintedValue;
@@ -318,9 +319,14 @@ impl Grant {
         self.credentials.awaits_body
     }
 
-    /// Returns the credentials whose values are sent. A shared key that signs the request is not.
+    /// Returns the client certificate for the connection.
+    pub(super) fn client_identity(&self) -> Option<&Arc<ClientIdentity>> {
+        self.selected_credentials().iter().find_map(|chosen| chosen.credential.identity())
+    }
+
+    /// Returns the credentials whose values are sent. A key that signs is not.
     pub(super) fn sent_values(&self) -> impl Iterator<Item = &Credential> {
-        self.selected_credentials().iter().map(|chosen| &*chosen.credential).filter(|one| one.hmac().is_none())
+        self.selected_credentials().iter().map(|chosen| &*chosen.credential).filter(|one| one.is_sent())
     }
 
     /// Returns true if a cookie of this name is replaced.
@@ -558,7 +564,7 @@ fn grant(
     let awaits_body = body.is_awaited();
     let searched = SearchedRequest { parts, path: &path, body };
     let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
-    record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.hmac().is_none())));
+    record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
     let places = || task.credentials().placements().to_vec();
     let reserved = admitted.allowed.required().next().is_some().then(places);
     let values = ProtectedValues {

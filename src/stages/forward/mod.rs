@@ -57,6 +57,7 @@ use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::target::Scheme;
 use crate::model::tls::TlsFailure;
+use crate::policy::client_identity::ClientIdentity;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::Mode;
 use crate::stages::per_execution::PerExecution;
@@ -321,13 +322,13 @@ impl Forwarder {
         record: &mut Record,
     ) -> Verdict<Received> {
         record.enter(Stage::Forward);
-        let OutboundParts { request, pinned, limits, reader, guard, values } = outbound.into_parts();
+        let OutboundParts { request, pinned, limits, reader, guard, values, identity } = outbound.into_parts();
         let timeouts = limits.timeouts;
         let (started, reservation) = (request.body().began(), request.body().reservation());
         let upgrade = request.extensions().get::<UpgradeRequest>().cloned();
         let counts = record.transfer_counts();
         let exchange = async {
-            let exchange = self.send(request, &pinned, timeouts, execution, record);
+            let exchange = self.send(request, (&pinned, identity.as_ref()), timeouts, execution, record);
             match timeouts.request {
                 None => exchange.await,
                 Some(total) => timeout_at(started + total, exchange)
@@ -367,12 +368,13 @@ impl Forwarder {
     async fn send(
         &self,
         mut request: Request<RequestBody>,
-        pinned: &PinnedTarget,
+        (pinned, identity): (&PinnedTarget, Option<&Arc<ClientIdentity>>),
         timeouts: Timeouts,
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<(Response<Incoming>, Lease)> {
-        let key = Key::new(execution, pinned, self.tls.generation());
+        let fingerprint = identity.map(|identity| identity.fingerprint());
+        let key = Key::new(execution, pinned, (self.tls.generation(), fingerprint));
         // A WebSocket needs a connection of its own, over HTTP/1.1.
         let upgrades = request.extensions().get::<UpgradeRequest>().is_some();
         let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
@@ -380,7 +382,7 @@ impl Forwarder {
             let mut lease = match pooled.take() {
                 Some(lease) => lease,
                 // Boxed, because it is large and rare, and the future of each request is moved several times.
-                None => Box::pin(self.open((key.clone(), execution), pinned, upgrades, record)).await?,
+                None => Box::pin(self.open((key.clone(), execution), (pinned, identity), upgrades, record)).await?,
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
@@ -411,7 +413,7 @@ impl Forwarder {
     async fn open(
         &self,
         (key, execution): (Key, &ExecutionId),
-        pinned: &PinnedTarget,
+        (pinned, identity): (&PinnedTarget, Option<&Arc<ClientIdentity>>),
         upgrades: bool,
         record: &mut Record,
     ) -> Verdict<Lease> {
@@ -424,7 +426,7 @@ impl Forwarder {
         let handshake = async {
             match pinned.target().scheme() {
                 Scheme::Http => h1(tcp, &queue).await,
-                Scheme::Https => self.over_tls(tcp, (&key, &queue), (pinned, upgrades), record).await,
+                Scheme::Https => self.over_tls(tcp, (&key, &queue), (pinned, identity, upgrades), record).await,
             }
         };
         let sender = timeout(self.handshake_timeout, handshake).await;
@@ -437,11 +439,15 @@ impl Forwarder {
         &self,
         tcp: EarlyAnswer<OriginStream>,
         (key, queue): (&Key, &Arc<FairQueue>),
-        (pinned, upgrades): (&PinnedTarget, bool),
+        (pinned, identity, upgrades): (&PinnedTarget, Option<&Arc<ClientIdentity>>, bool),
         record: &mut Record,
     ) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let config = if upgrades { self.tls.config_h1() } else { self.tls.config() };
+        let config = match identity {
+            None => config,
+            Some(identity) => Arc::new(upstream::with_client_certificate(&config, identity.certified())),
+        };
         let handshake = TlsConnector::from(config).connect(name, tcp);
         let tls = handshake.await.map_err(|error| handshake_failed(&error, record))?;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {

@@ -53,6 +53,8 @@ pub(crate) struct Key {
     generation: u64,
     /// The generation of the revocation lists under which the connection was verified.
     trust: u64,
+    /// The client certificate of the connection.
+    identity: Option<[u8; 32]>,
 }
 
 /// A connection in use by one request, or with h2 by several.
@@ -172,9 +174,13 @@ pub(crate) struct Lease {
 }
 
 impl Key {
-    pub(crate) fn new(execution: &ExecutionId, pinned: &PinnedTarget, trust: u64) -> Self {
+    pub(crate) fn new(
+        execution: &ExecutionId,
+        pinned: &PinnedTarget,
+        (trust, identity): (u64, Option<[u8; 32]>),
+    ) -> Self {
         let (target, generation) = (pinned.target().clone(), pinned.generation());
-        Self { execution: execution.clone(), target, generation, trust }
+        Self { execution: execution.clone(), target, generation, trust, identity }
     }
 
     pub(crate) fn execution(&self) -> &ExecutionId {

@@ -41,6 +41,7 @@ use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Scheme;
 use crate::model::trace_context::{TRACEPARENT, TraceParent};
+use crate::policy::client_identity::ClientIdentity;
 use crate::policy::credential::{Auth, Placement, fits_cookie, fits_path};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
@@ -67,6 +68,7 @@ pub struct Outbound {
     reader: ReportTarget,
     guard: Option<RedactionPlan>,
     values: Arc<Matcher>,
+    identity: Option<Arc<ClientIdentity>>,
     revocation_check: RevocationCheck,
 }
 
@@ -80,6 +82,8 @@ pub(super) struct OutboundParts {
     pub(super) guard: Option<RedactionPlan>,
     /// The values that must not be sent, also later in the exchange.
     pub(super) values: Arc<Matcher>,
+    /// The client certificate for the connection.
+    pub(super) identity: Option<Arc<ClientIdentity>>,
 }
 
 impl Outbound {
@@ -91,8 +95,8 @@ impl Outbound {
     }
 
     pub(super) fn into_parts(self) -> OutboundParts {
-        let Self { request, pinned, limits, reader, guard, values, revocation_check: _ } = self;
-        OutboundParts { request, pinned, limits, reader, guard, values }
+        let Self { request, pinned, limits, reader, guard, values, identity, revocation_check: _ } = self;
+        OutboundParts { request, pinned, limits, reader, guard, values, identity }
     }
 }
 
@@ -109,11 +113,11 @@ pub fn build_request(approved: Approved, pinned: PinnedTarget, via: bool, record
     }
     let (limits, reader, guard) =
         (grant.limits(), ReportTarget::of(&request, grant.kind()), RedactionPlan::of(&grant, request.body()));
-    let values = grant.values().clone();
+    let (values, identity) = (grant.values().clone(), grant.client_identity().cloned());
     let request = build(&grant, request, &pinned, via, record)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
     let check = if is_websocket { check.with_values_of(&grant) } else { check };
-    Ok(Outbound { request, pinned, limits, reader, guard, values, revocation_check: check })
+    Ok(Outbound { request, pinned, limits, reader, guard, values, identity, revocation_check: check })
 }
 
 fn build(
@@ -244,6 +248,8 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             Auth::Auto | Auth::Path | Auth::Placeholder => return Err(Deny::CredentialNotBound.into()),
             // The signature is of the whole head, so it is made when that is complete.
             Auth::AwsSigV4 | Auth::Hmac(_) => {}
+            // The certificate is in the handshake.
+            Auth::TlsClient => {}
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {

@@ -153,3 +153,45 @@ async fn curl_and_git_send_the_placeholder_as_a_password() {
     assert_eq!(place.origin.last().headers["x-api-key"], value);
     assert!(!out.contains(value) && out.contains(&"*".repeat(value.len())), "{out}");
 }
+
+/// Keys in a body and in a cookie, from programs that have only the placeholder.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl and Python"]
+async fn keys_in_bodies_and_cookies() {
+    const VALUE: &str = "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";
+    let place = super::place().await;
+    let host = format!("api.test:{}", place.origin.port());
+    let json = "curl -sS --json \"{\\\"api_key\\\":\\\"$SEARCH_KEY\\\",\\\"query\\\":\\\"x\\\"}\"";
+    let chunked =
+        "printf '{\"api_key\":\"%s\"}' \"$SEARCH_KEY\" | curl -sS -H 'content-type: application/json' -T - -X POST";
+    let form = "curl -sS --data-urlencode \"token=$SEARCH_KEY\" -d a=1";
+    let cookie = "curl -sS -b \"sid=$SEARCH_KEY; other=1\"";
+    let python = "python3 -c 'import json,os,sys,urllib.request as u; \
+                  u.urlopen(u.Request(sys.argv[1], json.dumps({\"api_key\": os.environ[\"SEARCH_KEY\"], \"q\": \"ä\"}).encode(), \
+                  {\"content-type\": \"application/json\"})).read()'";
+    let rows = [
+        ("body:json:/api_key", json, format!(r#"{{"api_key":"{VALUE}","query":"x"}}"#)),
+        ("body:json:/api_key", chunked, format!(r#"{{"api_key":"{VALUE}"}}"#)),
+        ("body:form:token", form, format!("token={}&a=1", VALUE.replace('-', "%2D"))),
+        ("cookie:sid", cookie, String::new()),
+        ("body:json:/api_key", python, format!(r#"{{"api_key": "{VALUE}", "q": "\u00e4"}}"#)),
+    ];
+    for (how, script, body) in rows {
+        let flag = format!("SEARCH_KEY={how}@{host}");
+        let script = format!("{script} {}", place.url("/"));
+        let config = place.config.to_str().unwrap();
+        let args = ["run", "-c", config, "--task", "t", "--credential", &flag, "--", "sh", "-c", &script];
+        let mut command = crate::operation::cli::exeat(place.dir(), &args);
+        command.env("SEARCH_KEY", VALUE);
+        super::with_clients(&mut command);
+        let output = crate::operation::cli::output(command).await;
+        super::assert_ok(&output);
+        let summary = crate::operation::cli::text(&output.stderr);
+        assert!(summary.contains("1 allowed, 0 refused or failed"), "{summary}");
+        assert!(summary.contains("SEARCH_KEY sent to api.test"), "{summary}");
+        let seen = place.origin.last();
+        assert_eq!(String::from_utf8_lossy(&seen.body), body, "{how}");
+        let cookie = (how == "cookie:sid").then(|| format!("other=1; sid={VALUE}"));
+        assert_eq!(seen.header("cookie"), cookie.as_deref(), "{how}");
+    }
+}

@@ -12,5 +12,6 @@ pub mod minted;
 pub mod own_place;
 pub mod path;
 pub mod secret_hygiene;
+pub mod tls_client;
 pub mod token_server;
 pub mod vault;

@@ -116,6 +116,7 @@ fn restricted_operations_stay_in_their_files() {
                 "src/policy/compile.rs",
                 "src/policy/source.rs",
                 "src/policy/credential.rs",
+                "src/policy/client_identity.rs",
                 "src/policy/credential_file.rs",
                 "src/policy/mint.rs",
                 "src/policy/mint_file.rs",
