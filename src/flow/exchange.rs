@@ -68,7 +68,7 @@ pub(super) async fn run(
     // policy requires an approval, the body may not be complete, and `approve` refuses with `Fail::Draining`: the
     // client retries. Later changes of the policy are covered by `revocation` below, which checks the current policy first.
     let policy = services.policies.snapshot();
-    let grant = authorize::renew(&policy, grant, &head, &body, record)?;
+    let grant = authorize::renew(&policy, grant, &head, &body, record).await?;
     let cleared = inspect::request(grant, head, body, record).await?;
     // Does not wait for a person: without an approval the request is refused at once with `Deny::ApprovalPending`, and
     // the client repeats it. Before the host is resolved, so that such a request causes no DNS query. The ledger finds

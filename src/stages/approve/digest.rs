@@ -183,6 +183,9 @@ impl DigestWriter {
     fn credential(&mut self, chosen: &SelectedCredential) {
         self.part(chosen.credential.name().as_str());
         self.length(usize::from(chosen.uses_auth_type()));
+        // The client may have chosen them.
+        self.optional(chosen.scope.as_ref().map(|scope| &*scope.region));
+        self.optional(chosen.scope.as_ref().map(|scope| &*scope.service));
         self.length(chosen.swaps.len());
         for Swap { place, before, after, basic } in &chosen.swaps {
             self.part(place.to_string());

@@ -28,6 +28,7 @@ use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::aws_fields::{self, AnnouncedPayload};
+use crate::stages::message::cookies;
 
 /// The maximum number of placeholders in a request. The work for each grows with the length of the query, and each is
 /// replaced by a value.
@@ -175,9 +176,13 @@ pub(super) fn select(
     let parts = request.parts;
     let named = named(task, kind, &parts.headers, record)?;
     let found = named.iter().cloned().map(Found::of).collect();
-    let mut search = PlaceholderSearch { task, kind, target, allowed, syntax, found };
+    let mut search = PlaceholderSearch { task, kind, target, allowed, syntax, found, looked_at: 0 };
     search.search_head(parts, named.as_ref(), record)?;
     search.search_path(request.path.path(), record)?;
+    if request.body.is_awaited() {
+        // The placeholders in the body count too.
+        return Ok(Vec::new());
+    }
     search.search_body(&request.body, record)?;
     let mut found = search.found;
     let always = || {
@@ -190,10 +195,7 @@ pub(super) fn select(
     let found = with_others(task, found, record)?;
     let is_selected = |name: &CredentialName| found.iter().any(|found| found.credential.name() == name);
     let exclusive = allowed.required().next().is_some();
-    // The placeholders in a body that is still to be read count later.
-    if let Some(required) = allowed.required().find(|required| !is_selected(required))
-        && !request.body.is_awaited()
-    {
+    if let Some(required) = allowed.required().find(|required| !is_selected(required)) {
         return Err(record.refused_for(Deny::CredentialRequired, required, "it is required here"));
     }
     if kind == Kind::Tool(Tool::ApiCall) && named.is_none() {
@@ -210,9 +212,6 @@ pub(super) fn select(
         }
         let needs_placeholder = credential.auth().needs_placeholder();
         if needs_placeholder && swaps.is_empty() && in_body.is_empty() {
-            if request.body.is_awaited() {
-                continue;
-            }
             return Err(not_bound(record, &credential, "it is sent only where its placeholder stands"));
         }
         // The text around a placeholder could be a key of the sandbox's own.
@@ -283,6 +282,12 @@ fn check_places(selected: &[SelectedCredential], headers: &HeaderMap, record: &m
     let mut certificates = selected.iter().filter(|one| one.credential.identity().is_some()).skip(1);
     if let Some(second) = certificates.next() {
         return Err(not_bound(record, &second.credential, "the connection has another client certificate"));
+    }
+    let sets_cookie =
+        |one: &SelectedCredential| one.placements().iter().any(|place| matches!(place, Placement::Cookie(_)));
+    if let Some(one) = selected.iter().find(|one| sets_cookie(one)).filter(|_| cookies::has_odd_quote(headers)) {
+        // Some servers would take it for the end of another cookie.
+        return Err(not_bound(record, &one.credential, "another cookie has a quote that some servers do not end"));
     }
     let has_hash = matches!(AnnouncedPayload::of(headers), Some(AnnouncedPayload::Hash(_)));
     let changes_body = selected.iter().any(|one| !one.in_body.is_empty());

@@ -102,6 +102,8 @@ struct CredentialRules {
     placeholders: PlaceholderSyntax,
     /// The body may have placeholders and has not been searched for them.
     awaits_body: bool,
+    /// The body has been searched.
+    searched_body: bool,
     /// The placements of all the task's credentials, if only an injected one may be sent.
     reserved: Option<Vec<Placement>>,
     /// The destination may know a credential of the task.
@@ -516,7 +518,7 @@ pub async fn with_body(
 ///
 /// # Errors
 /// The errors of [`with_body`].
-pub fn renew(
+pub async fn renew(
     policy: &Policy,
     granted: Grant,
     parts: &Parts,
@@ -527,6 +529,7 @@ pub fn renew(
         return Ok(granted);
     }
     record.enter(Stage::Authorize);
+    let _permit = if granted.credentials.searched_body { Some(body.scan_limit().acquire().await?) } else { None };
     grant(policy, &granted.admitted, (parts, Some(body)), record)
 }
 
@@ -561,7 +564,7 @@ fn grant(
         None => SearchedBody::None,
         Some(kind) => searched_body(kind, body)?,
     };
-    let awaits_body = body.is_awaited();
+    let (awaits_body, searched_body) = (body.is_awaited(), matches!(body, SearchedBody::Read(..)));
     let searched = SearchedRequest { parts, path: &path, body };
     let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
     record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
@@ -580,7 +583,14 @@ fn grant(
         path,
         limits: limits(task, kind, parts)?,
         values,
-        credentials: CredentialRules { selected: chosen, placeholders: marks, awaits_body, reserved, may_be_known },
+        credentials: CredentialRules {
+            selected: chosen,
+            placeholders: marks,
+            awaits_body,
+            searched_body,
+            reserved,
+            may_be_known,
+        },
         is_restricted,
         forwards_trace_context: admitted.allowed.forwards_trace_context(),
         admitted,

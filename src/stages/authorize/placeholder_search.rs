@@ -25,6 +25,9 @@ use crate::stages::message::{cookies, path_segments, query};
 /// The maximum number of texts with the form of a placeholder that are looked at in one text: each costs a search in the rest.
 const MAX_TRIES: usize = 16;
 
+/// The maximum number of texts with a credential's placeholder in a body, whether it is replaced there or not.
+const MAX_PLACES: usize = 64;
+
 /// The body of a request, for the search.
 pub(super) enum SearchedBody<'r> {
     /// No placeholder is replaced in it.
@@ -50,6 +53,8 @@ pub(super) struct PlaceholderSearch<'a> {
     pub(super) syntax: &'a PlaceholderSyntax,
     /// The credential that the client has named, if any, and those whose placeholders were found.
     pub(super) found: Vec<Found>,
+    /// The number of texts of the body whose places were looked at.
+    pub(super) looked_at: usize,
 }
 
 impl PlaceholderSearch<'_> {
@@ -180,7 +185,10 @@ impl PlaceholderSearch<'_> {
         let mut rest = whole;
         for _ in 0..MAX_TRIES {
             let Some(Placeholder { credential, before, after }) = self.first(rest) else { return Ok(()) };
-            let swapped = credential.ok().and_then(|one| Some((self.place_in_body(kind, text, &one)?, one)));
+            let swapped = match credential {
+                Ok(credential) => self.place_in_body(kind, text, &credential, record)?.map(|place| (place, credential)),
+                Err(_) => None,
+            };
             let Some((place, credential)) = swapped else {
                 if *self.syntax != PlaceholderSyntax::Usual {
                     return Err(elsewhere(record));
@@ -212,13 +220,23 @@ impl PlaceholderSearch<'_> {
     }
 
     /// Returns the place of a text in which a credential is swapped. In a name, none is, wherever it stands.
-    fn place_in_body(&self, kind: BodyKind, text: &BodyText<'_>, credential: &Credential) -> Option<Placement> {
+    fn place_in_body(
+        &mut self,
+        kind: BodyKind,
+        text: &BodyText<'_>,
+        credential: &Credential,
+        record: &mut Record,
+    ) -> Verdict<Option<Placement>> {
         let is_possible = credential.places().any(|place| kind.contains(&place));
         if !is_possible || !self.allowed.may_receive(credential, self.target) {
-            return None;
+            return Ok(None);
         }
         let place = text.place();
-        (text.is_name || credential.swaps_in(&place)).then_some(place)
+        self.looked_at = self.looked_at.saturating_add(1);
+        if self.looked_at > MAX_PLACES {
+            return Err(self.misplaced(credential, &place, Misplaced::TooMany, record));
+        }
+        Ok((text.is_name || credential.swaps_in(&place)).then_some(place))
     }
 
     /// Returns true if a placeholder of a credential that is sent as a cookie stands in a cookie.

@@ -17,6 +17,16 @@ pub(crate) fn values(headers: &HeaderMap, is_left_out: impl Fn(&[u8]) -> bool) -
     })
 }
 
+/// Returns true if a cookie has quotes that are not around its whole value. Some servers read a semicolon behind one as a part of the
+/// value.
+pub(crate) fn has_odd_quote(headers: &HeaderMap) -> bool {
+    each(headers).any(|cookie| {
+        let value = split(cookie).1;
+        let inner = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+        inner.unwrap_or(value).contains(&b'"')
+    })
+}
+
 /// Returns the field with a cookie of this name in last place, instead of any others of that name.
 pub(crate) fn with_cookie(headers: &HeaderMap, name: &str, value: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut field = Zeroizing::new(without_cookie(headers, name));
@@ -68,6 +78,11 @@ mod tests {
             }
             assert_eq!(without_cookie(&headers, "s"), without.as_bytes(), "{fields:?}");
             assert_eq!(*with_cookie(&headers, "s", b"v"), with.as_bytes(), "{fields:?}");
+        }
+        for (field, want) in [("a=\"1\"; b", false), ("a=\"x; b=1", true), ("a={\"b\":1}", true), ("a=\"", true)] {
+            let mut headers = HeaderMap::new();
+            headers.append(COOKIE, HeaderValue::from_static(field));
+            assert_eq!(has_odd_quote(&headers), want, "{field}");
         }
         let mut headers = HeaderMap::new();
         headers.append(COOKIE, HeaderValue::from_static("a = 1 ; b=\"2\"; c"));

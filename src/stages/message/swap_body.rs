@@ -75,7 +75,7 @@ impl BodyKind {
                 let charset = charset.trim().trim_matches('"').to_ascii_lowercase();
                 ["utf-8", "utf8", "us-ascii"].contains(&charset.as_str())
             }
-            Some(_) => true,
+            Some((_, value)) => !value.contains(','),
             None => false,
         });
         let is_coded = headers.get_all(CONTENT_ENCODING).iter().any(|coding| coding != "identity");
@@ -135,8 +135,9 @@ fn form_texts<E>(body: &[u8], mut visit: impl FnMut(BodyText<'_>) -> Result<(), 
         }
         at = at.saturating_add(pair.len()).saturating_add(1);
     }
-    // A server that does not look at the type could read JSON.
-    Ok(!matches!(body.trim_ascii_start().first(), Some(b'{' | b'[' | b'"')))
+    // A server that does not look at the type could read JSON, also behind a byte order mark.
+    let is_left_out = |byte: &&u8| **byte <= b' ' || b"\xef\xbb\xbf".contains(byte);
+    Ok(!matches!(body.iter().find(|byte| !is_left_out(byte)), Some(b'{' | b'[' | b'"')))
 }
 
 fn name_and_value(pair: &[u8]) -> (&[u8], &[u8]) {
@@ -147,32 +148,57 @@ fn name_and_value(pair: &[u8]) -> (&[u8], &[u8]) {
 
 /// Names are compared as servers do that fold them, and semicolons separate parameters too.
 fn has_distinct_names(body: &[u8], places: &[Range<usize>]) -> bool {
-    let (mut at, mut counts, mut own) = (0_usize, HashMap::new(), Vec::new());
+    let mut own = Vec::new();
+    let mut at = 0_usize;
     for pair in body.split(|byte| *byte == b'&') {
         let end = at.saturating_add(pair.len());
-        let is_own = places.iter().any(|place| (at..end).contains(&place.start));
-        let is_plain = pair.iter().all(|byte| *byte != b';' && byte.is_ascii_graphic());
-        if is_own && !is_plain {
-            return false;
-        }
-        for part in pair.split(|byte| *byte == b';').filter(|part| !part.is_empty()) {
-            let name = folded(&query::decode_bytes(name_and_value(part).0));
-            if is_own {
-                own.push(name.clone());
+        if places.iter().any(|place| (at..end).contains(&place.start)) {
+            if pair.iter().any(|byte| *byte == b';' || !byte.is_ascii_graphic()) {
+                return false;
             }
-            let count = counts.entry(name).or_insert(0_usize);
-            *count = count.saturating_add(1);
+            own.push(FoldedName::of(name_and_value(pair).0));
         }
         at = end.saturating_add(1);
     }
-    own.iter().all(|name| counts.get(name) == Some(&1))
+    let all = body.split(|byte| matches!(byte, b'&' | b';')).filter(|pair| !pair.is_empty());
+    let mut counts = vec![0_usize; own.len()];
+    for name in all.map(|pair| FoldedName::of(name_and_value(pair).0)) {
+        let same = own.iter().zip(&mut counts).filter(|(own, _)| own.may_replace(&name));
+        same.for_each(|(_, count)| *count = count.saturating_add(1));
+    }
+    counts.iter().all(|count| *count == 1)
 }
 
-/// Folds a name: some servers ignore case and separators, and read `name[]` as `name`.
-fn folded(name: &[u8]) -> Vec<u8> {
-    let name = name.split(|byte| *byte == b'[').next().unwrap_or_default();
-    let folded = name.iter().filter(|byte| !b"._- ".contains(byte)).map(u8::to_ascii_lowercase).collect::<Vec<_>>();
-    if folded.is_empty() { name.to_vec() } else { folded }
+/// The name of a parameter as servers may read it: without regard to case and separators, and with members in brackets.
+#[derive(PartialEq, Eq)]
+struct FoldedName {
+    base: Vec<u8>,
+    members: Vec<u8>,
+}
+
+impl FoldedName {
+    fn of(name: &[u8]) -> Self {
+        let name = query::decode_bytes(name);
+        // Some servers cut a name there.
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        let bracket = memchr::memchr(b'[', name).filter(|at| name.get(*at..).is_some_and(|rest| rest.contains(&b']')));
+        let (base, members) = name.split_at_checked(bracket.unwrap_or(name.len())).unwrap_or((name, b""));
+        Self { base: folded(base), members: folded(members) }
+    }
+
+    /// Returns true if a server that sees both may take one for the other, or replace one by the other.
+    fn may_replace(&self, other: &Self) -> bool {
+        let is_either_whole = self.members.is_empty() || other.members.is_empty();
+        self.base == other.base && (is_either_whole || self.members == other.members)
+    }
+}
+
+/// Folds a text: some servers ignore case, also beyond ASCII, and separators. One that has only separators stays as it is.
+fn folded(text: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(text);
+    let upper = text.to_uppercase().to_lowercase();
+    let folded: String = upper.chars().filter(|character| !"._- []".contains(*character)).collect();
+    if folded.is_empty() { text.as_bytes().to_vec() } else { folded.into_bytes() }
 }
 
 /// A value that is open at a place in a document.
@@ -281,7 +307,7 @@ struct OpenKeys<'b> {
     leading: HashSet<Vec<u8>>,
 }
 
-/// Returns true if no object has two members of one name, nor one that differs only in case from one that leads to a placeholder.
+/// Returns true if no object has two members of one name, nor one that servers may take for one that leads to a placeholder.
 fn has_distinct_keys(body: &[u8], places: &[Range<usize>]) -> bool {
     let mut open: Vec<OpenKeys<'_>> = Vec::new();
     let walked = walk_json(body, |event| {
@@ -296,7 +322,7 @@ fn has_distinct_keys(body: &[u8], places: &[Range<usize>]) -> bool {
             JsonEvent::Next => {}
             JsonEvent::String { raw, is_key: true, .. } => {
                 let (Some(keys), Some(key)) = (open.last_mut(), json_text(raw)) else { return Err(()) };
-                keys.key = key.to_ascii_lowercase();
+                keys.key = folded(&key);
                 let count = keys.folded.entry(keys.key.clone()).or_insert(0);
                 *count = count.saturating_add(1);
                 let is_new = keys.exact.insert(key);
@@ -399,7 +425,7 @@ mod tests {
 
     #[test]
     fn json_strings_have_a_pointer() {
-        let rows: [Row; 18] = [
+        let rows: [Row; 21] = [
             (r#"{"key":"12345678"}"#, &[("body:json:/key", "12345678")], true),
             (r#" "12345678" "#, &[("body:json:", "12345678")], true),
             (
@@ -422,6 +448,9 @@ mod tests {
             (r#"{"a":{"a":1},"b":[{"a":1},{"a":2}]}"#, &[], true),
             (r#"{"b":1,"B":2,"c":[{"Key":1}],"key":"12345678"}"#, &[("body:json:/key", "12345678")], true),
             (r#"{"key":"12345678","KEY":1}"#, &[("body:json:/key", "12345678")], false),
+            ("{\"key\":\"12345678\",\"\u{212a}ey\":1}", &[("body:json:/key", "12345678")], false),
+            (r#"{"secret":"12345678","\u017fecret":1}"#, &[("body:json:/secret", "12345678")], false),
+            (r#"{"api_key":"12345678","apiKey":1}"#, &[("body:json:/api_key", "12345678")], false),
             (r#"{"A":1,"a":[{"key":"12345678"}]}"#, &[("body:json:/a/0/key", "12345678")], false),
             (r#"{"a":"12345678",}"#, &[], false),
             (r#"{"a":"12345678"} {}"#, &[], false),
@@ -447,7 +476,7 @@ mod tests {
 
     #[test]
     fn parameters_of_a_form_have_a_name() {
-        let rows: [Row; 11] = [
+        let rows: [Row; 17] = [
             ("a=1&key=%24%7Ba%7D+5678", &[("body:form:key", "${a} 5678")], true),
             ("k%65y=12345678", &[("body:form:key", "12345678")], true),
             ("=12345678&&b", &[("body:form:", "12345678")], true),
@@ -455,6 +484,12 @@ mod tests {
             ("a=b=345678", &[("body:form:a", "b=345678")], true),
             ("b[]=1&b[]=2&c=1;c=2&a=12345678", &[("body:form:a", "12345678")], true),
             ("a=12345678&A%2e=2", &[("body:form:a", "12345678")], false),
+            ("a_b=12345678&a[b=2", &[("body:form:a_b", "12345678")], false),
+            ("a=12345678&a%00x=2", &[("body:form:a", "12345678")], false),
+            ("a[b]=12345678&a[c]=2&x[]=1&x[]=2", &[("body:form:a[b]", "12345678")], true),
+            ("a[b]=12345678&a[B]=2", &[("body:form:a[b]", "12345678")], false),
+            ("a[b]=12345678&a=2", &[("body:form:a[b]", "12345678")], false),
+            ("\u{feff}{\"a\":\"=12345678\"}", &[("body:form:\u{feff}{\"a\":\"", "12345678\"}")], false),
             ("a=12345678&b=1;a=2", &[("body:form:a", "12345678")], false),
             ("a=12345678;b=1", &[("body:form:a", "12345678;b=1")], false),
             (" {\"a\":\"=12345678\"}", &[("body:form: {\"a\":\"", "12345678\"}")], false),
@@ -468,7 +503,7 @@ mod tests {
 
     #[test]
     fn only_plain_bodies_in_utf8_have_a_kind() {
-        let rows: [(&[&str], Option<BodyKind>); 13] = [
+        let rows: [(&[&str], Option<BodyKind>); 14] = [
             (&["application/json"], Some(BodyKind::Json)),
             (&["Application/JSON; charset=UTF-8"], Some(BodyKind::Json)),
             (&["application/vnd.api+json;version=1"], Some(BodyKind::Json)),
@@ -479,6 +514,7 @@ mod tests {
             (&["multipart/form-data; boundary=x"], None),
             (&["application/json", "application/json"], None),
             (&["application/x-www-form-urlencoded +json"], None),
+            (&["application/x-www-form-urlencoded; a=b, application/json"], None),
             (&["application/grpc+json"], None),
             (&["application/connect+json"], None),
             (&[], None),

@@ -211,6 +211,8 @@ async fn cookies_that_become_neighbors_are_searched_together() {
     lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &nonce, "").await.assert_refused(403, "credential_not_bound");
     let named = [("cookie", "${secrets.SESSION}=1; sid=${secrets.SESSION}")];
     lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &named, "").await.assert_refused(403, "credential_not_bound");
+    let quoted = [("exeat-credential", "SESSION"), ("cookie", "theme=\"x; a=1")];
+    lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &quoted, "").await.assert_refused(403, "credential_not_bound");
     let many = format!("sid=${{secrets.SESSION}}; {}", "a=${secrets.x}; ".repeat(3_000));
     let began = std::time::Instant::now();
     lab.by(Way::TunnelH1, "GET", &url(&origin, "/"), &[("cookie", &many)], "").await;

@@ -262,6 +262,7 @@ async fn hostile_bodies_take_little_time() {
         (JSON, format!("{}[\"\\u0041", &unknown), 200),
         (JSON, format!("[{own}\"a\"]"), 403),
         (JSON, format!("{{{own}"), 403),
+        (JSON, format!("{}[{own}1]{}", r#"{"a":"#.repeat(120), "}".repeat(120)), 403),
         (FORM, "a%41&".repeat(190_000), 200),
         (FORM, "a=${secrets.KEY}&".repeat(50_000), 403),
     ];
@@ -297,4 +298,52 @@ async fn a_body_with_a_placeholder_can_be_signed() {
     let signed = [format!("v0:{}:", seen.header("x-slack-request-timestamp").unwrap()).as_bytes(), &seen.body].concat();
     let want = super::hmac::sha256(b"Zk8Qw3Rt6Yp1Lx9Vb4Nc7Md2Hs5Gf0Ja", &signed);
     assert_eq!(seen.header("x-slack-signature"), Some(format!("v0={}", super::hmac::hex(&want)).as_str()));
+}
+
+/// Some servers read a parameter of the query before one of the body.
+#[tokio::test]
+async fn a_required_parameter_of_a_form_is_removed_from_the_query() {
+    let credential = "auth_type = \"placeholder\"\nswap_in = [\"body:form:hapi_key\"]";
+    let (lab, origin) = lab(credential, "require_credential = \"KEY\"", "").await;
+    let form = "hapi_key=${secrets.KEY}&a=1";
+    let url = url(&origin, "/?hapikey=mine&a=2");
+    assert_eq!(lab.by(Way::TunnelH1, "POST", &url, &[FORM], form).await.status, 200);
+    let seen = origin.last();
+    assert_eq!((seen.uri.query(), seen.body.starts_with(b"hapi_key=tvly")), (Some("a=2"), true));
+    // `Connection` cannot take the type away.
+    let beside = [FORM, ("connection", "content-type")];
+    assert_eq!(lab.by(Way::TunnelH1, "POST", &url, &beside, form).await.status, 200);
+    assert_eq!(origin.last().header("content-type"), Some(FORM.1));
+}
+
+/// The credential that leads to the others may be the one in the body.
+#[tokio::test]
+async fn the_body_may_have_the_credential_that_brings_the_others() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    for name in ["key", "a", "b"] {
+        fs::write(builder.dir.path().join(name), format!("{name}-{}", "k7Qz2mXv9LpW4sVt6eRRu8Yb")).unwrap();
+    }
+    let header = |name: &str| {
+        format!(
+            "[credentials.{name}]\nauth_type = \"header\"\nauth_header_name = \"x-{name}\"\nvalue = \"file:{name}\"\n\
+             domains = [\"api.test\"]\n"
+        )
+    };
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [credentials.KEY]\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n{ANYWHERE}\nwith = [\"a\", \"b\"]\n{}{}\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\", \"a\", \"b\"]\n",
+        origin.port(),
+        header("a"),
+        header("b"),
+    );
+    let lab = builder.proxy(&text).await;
+    let heads = [JSON, ("x-a", "${secrets.a}"), ("x-b", "${secrets.b}")];
+    let reply = lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &heads, r#"{"k":"${secrets.KEY}"}"#).await;
+    assert_eq!((reply.status.as_u16(), reply.header("exeat-credential-used")), (200, Some("KEY")));
+    let seen = origin.last();
+    assert!(seen.header("x-a").unwrap().starts_with("a-") && seen.header("x-b").unwrap().starts_with("b-"));
+    // Nothing leads from one of the two to the other.
+    lab.by(Way::TunnelH1, "POST", &url(&origin, "/"), &heads, "{}").await.assert_refused(403, "credential_not_bound");
 }
