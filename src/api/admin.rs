@@ -104,6 +104,9 @@ impl Site for Admin {
                 let unready = self.unready_because().await;
                 document(StatusCode::OK, &self.status.document(&self.services, self.file.as_ref(), unready).await)
             }
+            (&Method::GET, "/v1/credentials") => {
+                document(StatusCode::OK, &super::credentials::document(&self.services))
+            }
             (&Method::GET, "/v1/tasks") => self.tasks(),
             (&Method::GET, "/metrics") => {
                 reply(StatusCode::OK, metrics::MEDIA_TYPE, self.metrics.text(&self.services).await)
@@ -210,13 +213,14 @@ pub(super) fn is_same_site(headers: &HeaderMap, names: Names) -> bool {
 }
 
 /// The paths, with the methods that each supports. A part in braces stands for any segment.
-pub(super) const PATHS: [(&str, &str); 18] = [
+pub(super) const PATHS: [(&str, &str); 19] = [
     ("/", "GET, HEAD"),
     ("/healthz", "GET, HEAD"),
     ("/readyz", "GET, HEAD"),
     ("/metrics", "GET, HEAD"),
     ("/openapi.json", "GET, HEAD"),
     ("/v1/status", "GET, HEAD"),
+    ("/v1/credentials", "GET, HEAD"),
     ("/v1/tasks", "GET, HEAD"),
     ("/v1/decisions", "GET, HEAD"),
     ("/v1/explain", "POST"),

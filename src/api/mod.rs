@@ -2,6 +2,7 @@
 
 pub mod admin;
 mod approvals;
+mod credentials;
 mod decisions;
 mod executions;
 mod explain;

@@ -10,6 +10,7 @@ mod ca;
 mod check;
 #[cfg(target_os = "linux")]
 mod child;
+mod credentials;
 pub mod demo;
 mod diff;
 mod env;
@@ -134,6 +135,12 @@ enum Command {
     /// Exits with status 1 if the daemon is not ready or cannot be asked.
     Status {
         /// Print the status as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the credentials of the running daemon: type, source, hosts and whether there is a value, never the value
+    Credentials {
+        /// Print the list as JSON
         #[arg(long)]
         json: bool,
     },
@@ -278,6 +285,7 @@ pub fn main() -> ExitCode {
         Command::Execution(args) => execution::run(config, admin, &args).into(),
         Command::Health { live } => health::run(config, admin, live).into(),
         Command::Status { json } => status::run(config, admin, json).into(),
+        Command::Credentials { json } => credentials::run(config, admin, json).into(),
         Command::Approvals { json } => approval::list(config, admin, json).into(),
         Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
         Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),

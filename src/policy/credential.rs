@@ -31,6 +31,12 @@ use crate::model::wire;
 /// ```
 pub struct Credential {
     pub(super) name: CredentialName,
+    /// The workspace of the tasks that have it.
+    pub(super) workspace: String,
+    /// The `auth_type` of the configuration.
+    pub(super) kind: &'static str,
+    /// The place that the value comes from, as the configuration names it.
+    pub(super) source: String,
     pub(super) auth: Auth,
     pub(super) bound: Vec<Binding>,
     pub(super) always: bool,
@@ -255,6 +261,24 @@ impl Credential {
         &self.name
     }
 
+    /// Returns the workspace of the tasks that have the credential.
+    #[must_use]
+    pub fn workspace(&self) -> &str {
+        &self.workspace
+    }
+
+    /// Returns the `auth_type` of the configuration.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// Returns the place that the value comes from: `env:NAME`, `file:PATH`, `secret:NAME`, or the token endpoint without its path.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Returns the form in which the value is sent.
     #[must_use]
     pub fn auth(&self) -> &Auth {
@@ -356,6 +380,9 @@ impl Credential {
     pub(super) fn with_minting(&self, minting: Minting) -> Self {
         Self {
             name: self.name.clone(),
+            workspace: self.workspace.clone(),
+            kind: self.kind,
+            source: self.source.clone(),
             auth: self.auth.clone(),
             bound: self.bound.clone(),
             always: self.always,

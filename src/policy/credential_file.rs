@@ -118,6 +118,26 @@ choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "heade
     "gcp_service_account" => AuthType::Minted(MintType::GcpServiceAccount),
     "azure_client_credentials" => AuthType::Minted(MintType::AzureClientCredentials)
 );
+impl AuthType {
+    /// Returns the name in the configuration.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::AwsSigV4 => "aws_sigv4",
+            Self::Basic => "basic",
+            Self::Bearer => "bearer",
+            Self::Cookie => "cookie",
+            Self::Header => "header",
+            Self::Hmac => "hmac",
+            Self::Minted(kind) => kind.name(),
+            Self::Path => "path",
+            Self::Placeholder => "placeholder",
+            Self::Query => "query_param",
+            Self::TlsClient => "tls_client",
+        }
+    }
+}
+
 choice!(Inject, "named" => Inject::Named, "always" => Inject::Always);
 
 /// A source that can also be the vault.
@@ -568,8 +588,15 @@ impl RawCredential {
                 "another placeholder, in the format of a real key",
             );
         }
+        let source = match &recipe {
+            Some(recipe) => recipe.url.to_string(),
+            None => self.value.as_ref().map(|CredentialSource(source)| source.to_string()).unwrap_or_default(),
+        };
         Some(Credential {
             name: CredentialName::new(name),
+            workspace: workspace.to_owned(),
+            kind: self.auth_type?.name(),
+            source,
             auth,
             bound: self.domains.clone(),
             always: self.inject == Inject::Always,

@@ -156,6 +156,7 @@ pub struct Assertion {
 pub struct MintedValue {
     value: HeldSecret,
     minted: Instant,
+    minted_at: SystemTime,
     /// The end of its use, by both clocks: only one of them goes on while the machine sleeps.
     expires: (Instant, SystemTime),
     /// The end of its life.
@@ -434,6 +435,7 @@ impl MintedValue {
         Ok(Self {
             value,
             minted: now,
+            minted_at: SystemTime::now(),
             expires: (after(usable), SystemTime::now() + usable),
             ends: after(life_used),
             renew_at: after(life_used.saturating_sub(early)),
@@ -451,6 +453,12 @@ impl MintedValue {
     #[must_use]
     pub fn minted(&self) -> Instant {
         self.minted
+    }
+
+    /// Returns that time by the clock.
+    #[must_use]
+    pub fn minted_at(&self) -> SystemTime {
+        self.minted_at
     }
 
     /// Returns the time at which it expires.

@@ -90,6 +90,9 @@ mod tests {
     fn credential(name: &str, placeholder: Option<&str>) -> Arc<Credential> {
         Arc::new(Credential {
             name: CredentialName::new(name),
+            workspace: "default".to_owned(),
+            kind: "bearer",
+            source: String::new(),
             auth: Auth::Bearer,
             bound: Vec::new(),
             always: false,

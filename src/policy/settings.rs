@@ -400,6 +400,17 @@ pub enum Source {
     Secret(String),
 }
 
+impl std::fmt::Display for Source {
+    /// Writes the source as the configuration names it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Env(name) => write!(f, "env:{name}"),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+            Self::Secret(name) => write!(f, "secret:{name}"),
+        }
+    }
+}
+
 impl Source {
     /// Parses `env:NAME` or `file:PATH`.
     #[must_use]

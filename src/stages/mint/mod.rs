@@ -96,6 +96,8 @@ pub struct TokenReport {
     pub workspace: String,
     /// The token endpoint, without its path.
     pub endpoint: String,
+    /// The time at which the token was minted, if there is one.
+    pub minted: Option<SystemTime>,
     /// The end of the token's life, if there is a token.
     pub expires: Option<SystemTime>,
     /// Why the last attempt to fetch one has failed.
@@ -173,7 +175,8 @@ impl Mints {
             let failure = states.get(&key).and_then(|state| state.failure.clone());
             let MintKey { name, workspace } = key;
             let (endpoint, expires) = (recipe.url.to_string(), value.map(|value| value.expires()));
-            Some(TokenReport { credential: name, workspace, endpoint, expires, failure })
+            let minted = value.map(|value| value.minted_at());
+            Some(TokenReport { credential: name, workspace, endpoint, minted, expires, failure })
         };
         policy.credentials().filter_map(report).collect()
     }

@@ -203,11 +203,34 @@ async fn operators_see_the_state_of_each_token() {
     let endpoint = format!("https://login.test:{}", minted.server.port);
     let want = |expires: Value, failure: Value| json!({ "credential": "CRM", "workspace": "default", "endpoint": endpoint, "expires_at": expires, "failure": failure });
     assert_eq!(state().await, want(Value::Null, Value::Null));
+    let list = async || {
+        let (status, list) = minted.lab.admin_request("GET", "/v1/credentials", &Value::Null).await;
+        assert_eq!(status, 200);
+        list.as_array().unwrap().iter().find(|one| one["credential"] == "CRM").unwrap().clone()
+    };
+    let listed = list().await;
+    let facts = ["auth_type", "source", "workspace", "inject", "state", "minted_at"].map(|key| listed[key].clone());
+    assert_eq!(
+        facts,
+        [
+            json!("oauth2_client_credentials"),
+            json!(endpoint),
+            json!("default"),
+            json!("named"),
+            json!("not_fetched"),
+            Value::Null
+        ]
+    );
     minted.get("/").await.assert_refused(503, "credential_unavailable");
     assert_eq!(state().await, want(Value::Null, "the endpoint answered 500".into()));
+    let listed = list().await;
+    assert_eq!((&listed["state"], &listed["failure"]), (&json!("failed"), &json!("the endpoint answered 500")));
     while minted.get("/").await.status != 200 {}
     let after = state().await;
     assert!(after["expires_at"].is_string() && after["failure"].is_null(), "{after}");
+    let listed = list().await;
+    assert!(listed["state"] == "ready" && listed["minted_at"].is_string(), "{listed}");
+    assert_eq!(listed["expires_at"], after["expires_at"]);
     let metrics = minted.lab.admin_reply("GET", "/metrics", &Value::Null).await;
     for line in ["exeat_tokens_total{outcome=\"minted\"} 1", "exeat_tokens_total{outcome=\"failed\"} 1"] {
         assert!(metrics.text().contains(line), "{}", metrics.text());

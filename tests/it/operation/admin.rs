@@ -159,6 +159,7 @@ async fn another_method_is_answered_with_the_allowed_ones() {
         ("/openapi.json", "GET, HEAD"),
         ("/v1/decisions", "GET, HEAD"),
         ("/v1/explain", "POST"),
+        ("/v1/credentials", "GET, HEAD"),
         ("/v1/tasks", "GET, HEAD"),
         ("/v1/reload", "POST"),
         ("/v1/executions", "GET, HEAD, POST"),
