@@ -38,6 +38,8 @@ pub(crate) fn document(services: &Services) -> Value {
 fn describe(credential: &Credential, token: Option<&Token>) -> Value {
     let failure = token.and_then(|token| token.failure.clone());
     let state = match token {
+        // A reload has added it in between.
+        None if credential.recipe().is_some() => "not_fetched",
         None if credential.is_enabled() => "ready",
         None => "no_value",
         Some(token) if token.expires.is_some() => "ready",

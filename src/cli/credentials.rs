@@ -28,11 +28,12 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, json: bool) -> Exi
 
 fn row(credential: &Value) -> Vec<String> {
     let text = |key: &str| credential.get(key).and_then(Value::as_str).map(clean);
-    let or_dash = |key: &str| text(key).unwrap_or_else(|| "-".to_owned());
+    let or_dash = |key: &str| text(key).filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
     let domains = credential.get("domains").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     let domains = domains.map(clean).collect::<Vec<_>>().join(", ");
     let state = match (text("state").as_deref(), text("expires_at"), text("failure")) {
-        (_, Some(end), _) => format!("ready; token of {}, until {end}", or_dash("minted_at")),
+        (_, Some(end), Some(why)) => format!("ready until {end}; the renewal FAILS: {why}"),
+        (_, Some(end), None) => format!("ready; token of {}, until {end}", or_dash("minted_at")),
         (Some("no_value"), ..) => "NO VALUE".to_owned(),
         (Some("failed"), _, Some(why)) => format!("FAILS: {why}"),
         (Some("not_fetched"), ..) => "no token fetched yet".to_owned(),
@@ -57,6 +58,10 @@ mod tests {
             (
                 json!({"state": "ready", "minted_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-01T01:00:00Z"}),
                 "ready; token of 2026-01-01T00:00:00Z, until 2026-01-01T01:00:00Z",
+            ),
+            (
+                json!({"state": "ready", "expires_at": "2026-01-01T01:00:00Z", "failure": "it answered 500"}),
+                "ready until 2026-01-01T01:00:00Z; the renewal FAILS: it answered 500",
             ),
             (json!({"state": "of a newer version"}), "of a newer version"),
             (json!({}), "-"),

@@ -7,6 +7,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
+use zeroize::Zeroize;
 
 use crate::model::secret::Secret;
 
@@ -41,8 +42,11 @@ impl ClientIdentity {
         let mut hash = Sha256::new();
         chain.iter().for_each(|one| hash.update(one));
         hash.update(key.expose());
-        let key = PrivateKeyDer::from_pem_slice(key.expose()).map_err(|_| IdentityError::Key)?;
-        let key = any_supported_type(&key).map_err(|_| IdentityError::Key)?;
+        let mut der = PrivateKeyDer::from_pem_slice(key.expose()).map_err(|_| IdentityError::Key)?;
+        let key = any_supported_type(&der);
+        // The library does not wipe it.
+        der.zeroize();
+        let key = key.map_err(|_| IdentityError::Key)?;
         let certified = CertifiedKey::new(chain, key);
         match certified.keys_match() {
             Ok(()) => {}

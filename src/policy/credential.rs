@@ -35,7 +35,7 @@ pub struct Credential {
     pub(super) workspace: String,
     /// The `auth_type` of the configuration.
     pub(super) kind: &'static str,
-    /// The place that the value comes from, as the configuration names it.
+    /// The place that the value comes from. A path is that of the file, not relative to the configuration.
     pub(super) source: String,
     pub(super) auth: Auth,
     pub(super) bound: Vec<Binding>,

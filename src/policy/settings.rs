@@ -401,7 +401,7 @@ pub enum Source {
 }
 
 impl std::fmt::Display for Source {
-    /// Writes the source as the configuration names it.
+    /// Writes the source as the configuration names it, with the whole path of a file.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Env(name) => write!(f, "env:{name}"),

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::files;
 use crate::policy::mint::Assertion;
@@ -61,9 +61,16 @@ enum SigningKey {
 impl SigningKey {
     /// Reads a key in PEM: PKCS #8, PKCS #1 or SEC 1.
     fn of(pem: &[u8]) -> Option<Self> {
-        let key = PrivateKeyDer::from_pem_slice(pem).ok()?;
+        let mut key = PrivateKeyDer::from_pem_slice(pem).ok()?;
+        let read = Self::of_der(&key);
+        // The library does not wipe it.
+        key.zeroize();
+        read
+    }
+
+    fn of_der(key: &PrivateKeyDer<'_>) -> Option<Self> {
         let der = key.secret_der();
-        let rsa = match &key {
+        let rsa = match key {
             PrivateKeyDer::Pkcs1(_) => RsaKeyPair::from_der(der).ok(),
             _ => RsaKeyPair::from_pkcs8(der).ok(),
         };

@@ -181,6 +181,7 @@ pub(super) fn select(
     search.search_path(request.path.path(), record)?;
     if request.body.is_awaited() {
         // The placeholders in the body count too.
+        search.found.iter().try_for_each(|found| check_usable(&found.credential, (target, allowed), record))?;
         return Ok(Vec::new());
     }
     search.search_body(&request.body, record)?;
@@ -204,12 +205,7 @@ pub(super) fn select(
     let is_named = |one: &Credential| named.as_ref().is_some_and(|named| named.name() == one.name());
     let mut selected = Vec::with_capacity(found.len());
     for Found { credential, mut swaps, in_body } in found {
-        if !credential.is_enabled() {
-            return Err(record.refused_for(Deny::CredentialUnknown, credential.name(), "it has no value"));
-        }
-        if !allowed.may_receive(&credential, target) {
-            return Err(not_bound(record, &credential, "it is bound to other destinations"));
-        }
+        check_usable(&credential, (target, allowed), record)?;
         let needs_placeholder = credential.auth().needs_placeholder();
         if needs_placeholder && swaps.is_empty() && in_body.is_empty() {
             return Err(not_bound(record, &credential, "it is sent only where its placeholder stands"));
@@ -234,8 +230,22 @@ pub(super) fn select(
         };
         selected.push(SelectedCredential { credential, uses_auth_type, swaps, in_body, scope });
     }
-    check_places(&selected, &parts.headers, record)?;
+    check_places(&selected, (&parts.headers, exclusive), record)?;
     Ok(selected)
+}
+
+fn check_usable(
+    credential: &Credential,
+    (target, allowed): (&Target, &MatchedRules),
+    record: &mut Record,
+) -> Verdict<()> {
+    if !credential.is_enabled() {
+        return Err(record.refused_for(Deny::CredentialUnknown, credential.name(), "it has no value"));
+    }
+    if !allowed.may_receive(credential, target) {
+        return Err(not_bound(record, credential, "it is bound to other destinations"));
+    }
+    Ok(())
 }
 
 /// Adds the credentials that are sent beside the first one, which is the one that leads to all others of a request.
@@ -265,7 +275,11 @@ fn with_others(task: &Task, mut found: Vec<Found>, record: &mut Record) -> Verdi
 }
 
 /// Refuses two values in one place, of which one would replace the other, and a signature of what another one changes.
-fn check_places(selected: &[SelectedCredential], headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
+fn check_places(
+    selected: &[SelectedCredential],
+    (headers, exclusive): (&HeaderMap, bool),
+    record: &mut Record,
+) -> Verdict<()> {
     let mut taken = Vec::new();
     for one in selected.iter().filter(|_| selected.len() > 1) {
         let own = one.placements();
@@ -283,9 +297,15 @@ fn check_places(selected: &[SelectedCredential], headers: &HeaderMap, record: &m
     if let Some(second) = certificates.next() {
         return Err(not_bound(record, &second.credential, "the connection has another client certificate"));
     }
-    let sets_cookie =
-        |one: &SelectedCredential| one.placements().iter().any(|place| matches!(place, Placement::Cookie(_)));
-    if let Some(one) = selected.iter().find(|one| sets_cookie(one)).filter(|_| cookies::has_odd_quote(headers)) {
+    let is_cookie = |place: &Placement| matches!(place, Placement::Cookie(_));
+    let sets_cookie = selected.iter().find(|one| one.placements().iter().any(is_cookie));
+    // Where it is required, the others are removed.
+    if let Some(one) = sets_cookie.filter(|_| !exclusive)
+        && cookies::has_odd_quote(headers, |name| {
+            let is_it = |place: &Placement| matches!(place, Placement::Cookie(own) if own.as_bytes() == name);
+            selected.iter().any(|one| one.placements().iter().any(is_it))
+        })
+    {
         // Some servers would take it for the end of another cookie.
         return Err(not_bound(record, &one.credential, "another cookie has a quote that some servers do not end"));
     }

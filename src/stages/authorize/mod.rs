@@ -102,8 +102,6 @@ struct CredentialRules {
     placeholders: PlaceholderSyntax,
     /// The body may have placeholders and has not been searched for them.
     awaits_body: bool,
-    /// The body has been searched.
-    searched_body: bool,
     /// The placements of all the task's credentials, if only an injected one may be sent.
     reserved: Option<Vec<Placement>>,
     /// The destination may know a credential of the task.
@@ -529,7 +527,7 @@ pub async fn renew(
         return Ok(granted);
     }
     record.enter(Stage::Authorize);
-    let _permit = if granted.credentials.searched_body { Some(body.scan_limit().acquire().await?) } else { None };
+    let _permit = if body.buffered().is_some() { Some(body.scan_limit().acquire().await?) } else { None };
     grant(policy, &granted.admitted, (parts, Some(body)), record)
 }
 
@@ -564,7 +562,7 @@ fn grant(
         None => SearchedBody::None,
         Some(kind) => searched_body(kind, body)?,
     };
-    let (awaits_body, searched_body) = (body.is_awaited(), matches!(body, SearchedBody::Read(..)));
+    let awaits_body = body.is_awaited();
     let searched = SearchedRequest { parts, path: &path, body };
     let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
     record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
@@ -583,14 +581,7 @@ fn grant(
         path,
         limits: limits(task, kind, parts)?,
         values,
-        credentials: CredentialRules {
-            selected: chosen,
-            placeholders: marks,
-            awaits_body,
-            searched_body,
-            reserved,
-            may_be_known,
-        },
+        credentials: CredentialRules { selected: chosen, placeholders: marks, awaits_body, reserved, may_be_known },
         is_restricted,
         forwards_trace_context: admitted.allowed.forwards_trace_context(),
         admitted,

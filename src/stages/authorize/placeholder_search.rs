@@ -25,8 +25,8 @@ use crate::stages::message::{cookies, path_segments, query};
 /// The maximum number of texts with the form of a placeholder that are looked at in one text: each costs a search in the rest.
 const MAX_TRIES: usize = 16;
 
-/// The maximum number of texts with a credential's placeholder in a body, whether it is replaced there or not.
-const MAX_PLACES: usize = 64;
+/// The maximum number of placeholders in a body that are looked at, whether they are replaced or not.
+const MAX_PLACES: usize = 1000;
 
 /// The body of a request, for the search.
 pub(super) enum SearchedBody<'r> {
@@ -53,7 +53,7 @@ pub(super) struct PlaceholderSearch<'a> {
     pub(super) syntax: &'a PlaceholderSyntax,
     /// The credential that the client has named, if any, and those whose placeholders were found.
     pub(super) found: Vec<Found>,
-    /// The number of texts of the body whose places were looked at.
+    /// The number of placeholders in the body whose places were looked at.
     pub(super) looked_at: usize,
 }
 

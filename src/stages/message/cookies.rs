@@ -17,14 +17,18 @@ pub(crate) fn values(headers: &HeaderMap, is_left_out: impl Fn(&[u8]) -> bool) -
     })
 }
 
-/// Returns true if a cookie has quotes that are not around its whole value. Some servers read a semicolon behind one as a part of the
-/// value.
-pub(crate) fn has_odd_quote(headers: &HeaderMap) -> bool {
-    each(headers).any(|cookie| {
-        let value = split(cookie).1;
-        let inner = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
-        inner.unwrap_or(value).contains(&b'"')
-    })
+/// Returns true if a cookie, except of those that are replaced, has quotes that are not around its whole value, or escapes in them. Some
+/// servers read a semicolon behind one as a part of the value.
+pub(crate) fn has_odd_quote(headers: &HeaderMap, is_replaced: impl Fn(&[u8]) -> bool) -> bool {
+    let mut others = each(headers).filter(|cookie| !is_replaced(split(cookie).0));
+    let is_odd = |cookie: &[u8]| {
+        let value = if cookie.contains(&b'=') { split(cookie).1 } else { cookie };
+        match value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")) {
+            Some(inner) => inner.iter().any(|byte| b"\"\\".contains(byte)),
+            None => value.contains(&b'"'),
+        }
+    };
+    others.any(is_odd)
 }
 
 /// Returns the field with a cookie of this name in last place, instead of any others of that name.
@@ -79,10 +83,18 @@ mod tests {
             assert_eq!(without_cookie(&headers, "s"), without.as_bytes(), "{fields:?}");
             assert_eq!(*with_cookie(&headers, "s", b"v"), with.as_bytes(), "{fields:?}");
         }
-        for (field, want) in [("a=\"1\"; b", false), ("a=\"x; b=1", true), ("a={\"b\":1}", true), ("a=\"", true)] {
+        for (field, want) in [
+            ("a=\"1\"; b", false),
+            ("a=\"x; b=1", true),
+            ("a={\"b\":1}", true),
+            ("a=\"", true),
+            ("a=\"x\\\"", true),
+            ("\"x", true),
+            ("s=\"x; a=1", false),
+        ] {
             let mut headers = HeaderMap::new();
             headers.append(COOKIE, HeaderValue::from_static(field));
-            assert_eq!(has_odd_quote(&headers), want, "{field}");
+            assert_eq!(has_odd_quote(&headers, |name| name == b"s"), want, "{field}");
         }
         let mut headers = HeaderMap::new();
         headers.append(COOKIE, HeaderValue::from_static("a = 1 ; b=\"2\"; c"));

@@ -170,10 +170,10 @@ fn has_distinct_names(body: &[u8], places: &[Range<usize>]) -> bool {
 }
 
 /// The name of a parameter as servers may read it: without regard to case and separators, and with members in brackets.
-#[derive(PartialEq, Eq)]
 struct FoldedName {
     base: Vec<u8>,
-    members: Vec<u8>,
+    /// The texts in brackets. An empty one stands for the next free index.
+    members: Vec<Vec<u8>>,
 }
 
 impl FoldedName {
@@ -181,24 +181,30 @@ impl FoldedName {
         let name = query::decode_bytes(name);
         // Some servers cut a name there.
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        let bracket = memchr::memchr(b'[', name).filter(|at| name.get(*at..).is_some_and(|rest| rest.contains(&b']')));
-        let (base, members) = name.split_at_checked(bracket.unwrap_or(name.len())).unwrap_or((name, b""));
-        Self { base: folded(base), members: folded(members) }
+        let mut parts = name.split(|byte| *byte == b'[');
+        let (first, mut rest) = (parts.next().unwrap_or_default(), parts.peekable());
+        let has_members = rest.peek().is_some_and(|part| part.contains(&b']'));
+        // A bracket that is not closed is a separator. What is behind a closed one is ignored.
+        let base = if has_members { folded(first) } else { folded(name) };
+        let inner = |part: &[u8]| part.split(|byte| *byte == b']').next().map(folded).unwrap_or_default();
+        Self { base, members: if has_members { rest.map(inner).collect() } else { Vec::new() } }
     }
 
     /// Returns true if a server that sees both may take one for the other, or replace one by the other.
     fn may_replace(&self, other: &Self) -> bool {
-        let is_either_whole = self.members.is_empty() || other.members.is_empty();
-        self.base == other.base && (is_either_whole || self.members == other.members)
+        let flat = |one: &Self| [one.base.as_slice(), &one.members.concat()].concat();
+        let is_same = |(one, two): (&Vec<u8>, &Vec<u8>)| one == two || one.is_empty() || two.is_empty();
+        // A value without members replaces one with members.
+        let is_same_place = self.base == other.base && self.members.iter().zip(&other.members).all(is_same);
+        is_same_place || flat(self) == flat(other)
     }
 }
 
-/// Folds a text: some servers ignore case, also beyond ASCII, and separators. One that has only separators stays as it is.
+/// Folds a text: some servers ignore case, also beyond ASCII, and separators.
 fn folded(text: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(text);
     let upper = text.to_uppercase().to_lowercase();
-    let folded: String = upper.chars().filter(|character| !"._- []".contains(*character)).collect();
-    if folded.is_empty() { text.as_bytes().to_vec() } else { folded.into_bytes() }
+    upper.chars().filter(|character| !"._- []".contains(*character)).collect::<String>().into_bytes()
 }
 
 /// A value that is open at a place in a document.
@@ -476,7 +482,7 @@ mod tests {
 
     #[test]
     fn parameters_of_a_form_have_a_name() {
-        let rows: [Row; 17] = [
+        let rows: [Row; 21] = [
             ("a=1&key=%24%7Ba%7D+5678", &[("body:form:key", "${a} 5678")], true),
             ("k%65y=12345678", &[("body:form:key", "12345678")], true),
             ("=12345678&&b", &[("body:form:", "12345678")], true),
@@ -489,6 +495,10 @@ mod tests {
             ("a[b]=12345678&a[c]=2&x[]=1&x[]=2", &[("body:form:a[b]", "12345678")], true),
             ("a[b]=12345678&a[B]=2", &[("body:form:a[b]", "12345678")], false),
             ("a[b]=12345678&a=2", &[("body:form:a[b]", "12345678")], false),
+            ("a[b]=12345678&a[b]x=2", &[("body:form:a[b]", "12345678")], false),
+            ("a[]=12345678&a[0]=2", &[("body:form:a[]", "12345678")], false),
+            ("a[b]=12345678&a.b=2", &[("body:form:a[b]", "12345678")], false),
+            ("a[b][c]=12345678&a[b][d]=2&a[e]=3", &[("body:form:a[b][c]", "12345678")], true),
             ("\u{feff}{\"a\":\"=12345678\"}", &[("body:form:\u{feff}{\"a\":\"", "12345678\"}")], false),
             ("a=12345678&b=1;a=2", &[("body:form:a", "12345678")], false),
             ("a=12345678;b=1", &[("body:form:a", "12345678;b=1")], false),
