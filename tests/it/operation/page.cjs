@@ -89,7 +89,7 @@ async function main() {
     json: {
       id: 'x', task: HOSTILE, execution: HOSTILE, tool: HOSTILE, method: HOSTILE, url: HOSTILE, expires_at: '2099-01-01T00:00:00Z',
       bound: {
-        digest: HOSTILE, query: HOSTILE, is_complete: false, credential: { name: HOSTILE, places: [HOSTILE] }, fields: [[HOSTILE, HOSTILE]],
+        digest: HOSTILE, query: HOSTILE, is_complete: false, credentials: [{ name: HOSTILE, places: [HOSTILE] }], fields: [[HOSTILE, HOSTILE]],
         body: { bytes: 5, sha256: HOSTILE, text: HOSTILE, is_whole: false }, trailers: [[HOSTILE, HOSTILE]],
       },
     },
