@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
+use super::status::timestamp;
 use crate::flow::Services;
 use crate::policy::credential::Credential;
 
@@ -59,9 +58,4 @@ fn describe(credential: &Credential, token: Option<&Token>) -> Value {
         "expires_at": token.and_then(|token| token.expires).map(timestamp),
         "failure": failure,
     })
-}
-
-fn timestamp(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at);
-    at.replace_nanosecond(0).unwrap_or(at).format(&Rfc3339).unwrap_or_default()
 }

@@ -177,7 +177,7 @@ fn ca(services: &Services) -> Value {
     })
 }
 
-fn timestamp(at: SystemTime) -> String {
+pub(super) fn timestamp(at: SystemTime) -> String {
     let at = OffsetDateTime::from(at);
     at.replace_nanosecond(0).unwrap_or(at).format(&Rfc3339).unwrap_or_default()
 }

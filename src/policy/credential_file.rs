@@ -535,7 +535,7 @@ impl RawCredential {
                         Some(String::from_utf8_lossy(read.expose()).into_owned())
                     }
                 };
-                // What does not depend on the task has been reported.
+                // Problems that do not depend on the task have been reported.
                 let problems = Findings::default();
                 let recipe = hmac.recipe(id, &self.path, &problems);
                 if recipe.is_none() && matches!(hmac.key_id(), Some(AccessKeyId::Source(_))) {

@@ -108,7 +108,7 @@ impl Template {
     /// Parses a text with variables in braces. `{{` is the text `{`.
     ///
     /// # Errors
-    /// What is wrong with the first variable that is none.
+    /// The reason why the text is not a template, for the first place that is not.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut parts, mut literal, mut rest) = (Vec::new(), String::new(), text);
         while let Some((before, behind)) = rest.split_once('{') {

@@ -69,7 +69,7 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     digest.optional(is_websocket.then_some("websocket"));
     digest.part(target.scheme().as_str());
     digest.part(target.authority());
-    // What is before and behind a placeholder in the path is hashed with its credential.
+    // The texts before and behind a placeholder in the path are hashed with its credential.
     let is_swapped = |chosen: &SelectedCredential| chosen.swaps.iter().any(|swap| swap.place == Placement::Path);
     let has_placeholder = grant.selected_credentials().iter().any(is_swapped);
     digest.optional((!has_placeholder).then(|| path.path()));

@@ -506,10 +506,8 @@ pub async fn with_body(
     if !granted.awaits_body() {
         return Ok(granted);
     }
-    record.enter(Stage::Authorize);
-    // The search takes some milliseconds.
-    let _permit = body.scan_limit().acquire().await?;
-    grant(policy, &granted.admitted, (parts, Some(body)), record)
+    // Boxed, so that the requests without such a body do not pay for it.
+    Box::pin(grant_with_body(policy, &granted.admitted, (parts, body), record)).await
 }
 
 /// Authorizes a granted request again if there is a newer policy, so that revoked permissions are not used.
@@ -526,9 +524,20 @@ pub async fn renew(
     if granted.admitted.generation == policy.generation() {
         return Ok(granted);
     }
+    Box::pin(grant_with_body(policy, &granted.admitted, (parts, body), record)).await
+}
+
+/// Authorizes a request whose body has been read, or is not searched for placeholders.
+async fn grant_with_body(
+    policy: &Policy,
+    admitted: &Admitted,
+    (parts, body): (&Parts, &RequestBody),
+    record: &mut Record,
+) -> Verdict<Grant> {
     record.enter(Stage::Authorize);
+    // The search takes some milliseconds.
     let _permit = if body.buffered().is_some() { Some(body.scan_limit().acquire().await?) } else { None };
-    grant(policy, &granted.admitted, (parts, Some(body)), record)
+    grant(policy, admitted, (parts, Some(body)), record)
 }
 
 fn grant(

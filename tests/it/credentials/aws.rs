@@ -496,3 +496,19 @@ async fn an_approval_fits_the_next_attempt() {
     assert!(seen.headers.keys().all(|name| !name.as_str().starts_with("amz-sdk")), "{seen:?}");
     send(4, "body").await.assert_refused(403, "approval_pending");
 }
+
+/// Without a configured region, the client chooses the scope, which is part of what a person approves.
+#[tokio::test]
+async fn an_approval_is_of_the_scope_of_the_signature() {
+    let (lab, origin) = lab("", "approval = \"required\"\n[admin]\nlisten = \"127.0.0.1:0\"").await;
+    let url = format!("https://api.test:{}/q", origin.port());
+    let other = CLIENT.replace("eu-west-3/sqs", "us-east-1/sns");
+    let asked = lab.by(Way::TunnelH1, "POST", &url, &[("authorization", CLIENT)], "body").await;
+    asked.assert_refused(403, "approval_pending");
+    let path = format!("/v1/approvals/{}", asked.problem()["approval"].as_str().unwrap());
+    assert_eq!(lab.admin_request("POST", &path, &serde_json::json!({ "decision": "approve" })).await.0, 200);
+    let reply = lab.by(Way::TunnelH1, "POST", &url, &[("authorization", &other)], "body").await;
+    reply.assert_refused(403, "approval_pending");
+    assert_eq!(lab.by(Way::TunnelH1, "POST", &url, &[("authorization", CLIENT)], "body").await.status, 200);
+    verify_signature("POST", &origin.last(), ("eu-west-3", "sqs"));
+}

@@ -229,3 +229,40 @@ async fn methods_modes_tools_and_odd_paths_are_learned() {
         text(&replay.stdout)
     );
 }
+
+/// A request with two credentials is judged by both.
+#[tokio::test]
+async fn replay_knows_credentials_that_come_with_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = r#"{"ts":"2026-11-21T10:00:00.5Z","event":"decided","task":"t","method":"GET","scheme":"https","host":"a.test","port":443,"path":"/","credential_used":"KEY","credentials_beside":["APP"]}"#;
+    fs::write(dir.path().join("log"), format!("{line}\n")).unwrap();
+    let config = |with: &str, required: &str| {
+        let credential = |name: &str, with: &str| {
+            format!(
+                "[credentials.{name}]\nauth_type = \"header\"\nauth_header_name = \"x-{name}\"\nvalue = \"env:{name}\"\n\
+                 domains = [\"a.test\"]\n{with}\n"
+            )
+        };
+        let (key, app) = (credential("KEY", with), credential("APP", ""));
+        format!(
+            "[integrations.a]\nallowed_domains = [\"a.test\"]\n{required}\n{key}{app}\
+             [tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"KEY\", \"APP\"]\n"
+        )
+    };
+    let (with, required) = ("with = [\"APP\"]", "require_credential = \"APP\"");
+    let rows = [
+        (config(with, ""), None),
+        (config(with, required), None),
+        (config("", ""), Some("APP")),
+        (config("", required), Some("credential_required")),
+    ];
+    for (config, want) in rows {
+        fs::write(dir.path().join("c.toml"), &config).unwrap();
+        let replay = output(exeat(dir.path(), &["-c", "c.toml", "audit", "replay", "log"])).await;
+        let shown = text(&replay.stdout);
+        match want {
+            None => assert!(shown.starts_with("1 requests would be decided as they were"), "{config}\n{shown}"),
+            Some(detail) => assert!(shown.contains(detail), "{config}\n{shown}"),
+        }
+    }
+}
