@@ -5,14 +5,17 @@ mod approval_notifier;
 mod billing;
 mod find_journal;
 mod http_sender;
+mod issuer;
 mod ledger;
 mod listeners;
 mod log_sender;
 mod log_shipping;
+mod own_request;
 mod own_server;
 pub mod precheck;
 mod preparation;
 pub mod reload;
+mod secret_store;
 pub mod takeover;
 mod token_endpoint;
 #[cfg_attr(not(feature = "otel"), path = "no_trace_exporter.rs")]
@@ -38,7 +41,6 @@ use self::log_shipping::{LogShipper, LogShipping};
 use self::own_server::OwnServers;
 use self::reload::{ConfigFile, Reloaded};
 use self::takeover::{Successor, TakeoverSocket};
-use self::token_endpoint::TokenEndpoints;
 use self::trace_exporter::{TraceExporter, TraceExporting};
 use crate::admission::Admission;
 use crate::admission::queue::AcceptQueue;
@@ -420,7 +422,7 @@ fn services(
         move || policies.snapshot().leak().max_finds()
     }));
     let tracker = TaskTracker::new();
-    let issuer = TokenEndpoints::new(&own_servers).issuer();
+    let issuer = issuer::issuer(&own_servers);
     let drain = CancellationToken::new();
     let mints = Mints::new(policies.clone(), audit.clone(), issuer, (tracker.clone(), drain.clone()));
     let caller_connections =

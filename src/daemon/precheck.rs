@@ -13,9 +13,9 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::admin_tokens::{self, UnusableToken};
 use super::approval_notifier::{self, ApprovalNotifier};
+use super::issuer::issuer;
 use super::log_sender::LogSender;
 use super::own_server::OwnServers;
-use super::token_endpoint::TokenEndpoints;
 use super::trace_exporter::TraceExporter;
 use super::{ledger, trace_exporter, vault};
 use crate::audit::traces::Traces;
@@ -26,12 +26,12 @@ use crate::ledger::reach;
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
 use crate::policy::credential::Credential;
-use crate::policy::mint::TokenGrant;
+use crate::policy::mint::MintMethod;
 use crate::policy::rule::Policy;
 use crate::policy::settings::{LedgerAt, ListenAt, ProxyListener, Roots, Settings};
 use crate::policy::source;
 use crate::policy::store::PolicyStore;
-use crate::stages::mint::Issuer;
+use crate::stages::mint::{Issued, Issuer, Purpose};
 use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
@@ -138,21 +138,31 @@ pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
     {
         found.warning("traces.endpoint", format_args!("{error}; traces are dropped until it answers"), "");
     }
-    check_tokens(&minted, TokenEndpoints::new(&own_servers).issuer(), &mut found).await;
+    check_tokens(&minted, issuer(&own_servers), &mut found).await;
     found
 }
 
 async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Found) {
     for credential in minted {
         let Some(recipe) = credential.recipe() else { continue };
-        let path = format!("credentials.{}.token_url", credential.name());
-        if matches!(recipe.grant, TokenGrant::RefreshToken { .. }) {
+        let (key, what) = match &recipe.method {
+            MintMethod::Token(_) => ("token_url", "token"),
+            MintMethod::Store(_) => ("value", "value"),
+        };
+        let path = format!("credentials.{}.{key}", credential.name());
+        if recipe.replaces_secret() {
             found.warning(&path, "no token was fetched, because that could replace the refresh token", "");
-        } else if let Err(error) = issuer(recipe.clone()).await.token {
-            let problem = format!("no token could be fetched from {}: {}", recipe.url, error.reason);
+        } else if let Err(error) = fetched(credential, issuer(recipe.clone(), Purpose::Replacement).await) {
+            let problem = format!("no {what} could be fetched from {}: {error}", recipe.url());
             found.warning(&path, format_args!("{problem}; requests with the credential are refused"), "");
         }
     }
+}
+
+/// Returns why a value that was fetched cannot be used.
+fn fetched(credential: &Credential, issued: Issued) -> Result<(), String> {
+    let token = issued.token.map_err(|error| error.reason)?;
+    credential.checked(token.value, token.life, 0.0).map(drop).map_err(|error| error.to_string())
 }
 
 /// Returns the resolver of a daemon with these settings.

@@ -19,6 +19,7 @@ use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
 use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, log_values, minted};
+use super::secret_store_file::SecretStores;
 use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
@@ -127,7 +128,9 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
             findings.problem(path, format!("no credential named {:?}", required.as_str()), known);
         }
     }
+    let stores = file.secret_stores.compile(context, findings);
     let mut known = References {
+        stores: &stores,
         integrations: &integrations,
         plans: &file.plans,
         raw: &file.credentials,
@@ -385,6 +388,7 @@ struct References<'a> {
     integrations: &'a HashMap<String, Arc<Integration>>,
     plans: &'a BTreeMap<String, Plan>,
     raw: &'a BTreeMap<String, RawCredential>,
+    stores: &'a SecretStores,
     settings: &'a Settings,
     /// Compiled credentials by name and workspace. `None` if the credential is invalid.
     compiled: HashMap<(String, String), Option<Arc<Credential>>>,
@@ -441,7 +445,7 @@ impl References<'_> {
         findings: &Findings,
     ) -> Option<Arc<Credential>> {
         let raw = self.raw.get(name)?;
-        let compile = || raw.compile(name, workspace, self.settings, context, findings).map(Arc::new);
+        let compile = || raw.compile(name, workspace, (self.settings, self.stores), context, findings).map(Arc::new);
         self.compiled.entry((name.to_owned(), workspace.to_owned())).or_insert_with(compile).clone()
     }
 }

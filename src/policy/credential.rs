@@ -1,6 +1,7 @@
 //! Credentials: their destinations, the form in which they are sent, and the places in which they may stand.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use http::HeaderName;
 use http::header::{
@@ -12,7 +13,8 @@ use subtle::ConstantTimeEq;
 use super::aws::AwsKey;
 use super::client_identity::ClientIdentity;
 use super::hmac::HmacRecipe;
-use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting};
+use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting, TokenLife, UnusableToken};
+use super::value_fit::{self, Unfit};
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
 use crate::model::host::Host;
@@ -346,11 +348,30 @@ impl Credential {
         self.minting.as_ref().map(|minting| minting.fingerprint)
     }
 
+    /// Returns the time at which the configuration with that recipe was read.
+    #[must_use]
+    pub fn configured_at(&self) -> Option<Instant> {
+        self.minting.as_ref().map(|minting| minting.since)
+    }
+
     /// Returns the name of a minted credential.
     #[must_use]
     pub fn mint_key(&self) -> Option<MintKey> {
         let minting = self.minting.as_ref()?;
         Some(MintKey { name: self.name.clone(), workspace: minting.workspace.clone() })
+    }
+
+    /// Checks a value that was fetched. `spread` is as for [`MintedValue::new`]. Takes some milliseconds.
+    ///
+    /// # Errors
+    /// [`UnusableToken`] if the value cannot be sent, or not be searched for.
+    pub fn checked(&self, value: Secret, life: TokenLife, spread: f64) -> Result<MintedValue, UnusableToken> {
+        if let Some(Unfit { problem, .. }) = value_fit::unfit(&value, &self.auth, &self.swap_in) {
+            return Err(UnusableToken::Unfit(problem));
+        }
+        let bytes = value.expose();
+        let strength = Strength::of(self.password_in(bytes).unwrap_or(bytes));
+        MintedValue::new(value, strength, life, spread)
     }
 
     /// Returns the token in use.
@@ -439,7 +460,7 @@ impl Credential {
     /// Whether a text is the value. Compares in constant time, because the time must not tell how much of a guess is right.
     #[must_use]
     pub fn is_value(&self, text: &[u8]) -> bool {
-        let earlier = self.minting.iter().flat_map(Minting::other_values).map(|minted| minted.secret());
+        let earlier = self.other_values().map(|minted| minted.secret());
         self.value().into_iter().chain(earlier).any(|value| value.expose().ct_eq(text).into())
     }
 
@@ -473,7 +494,11 @@ impl Credential {
 
     /// Returns the password of `user:password`.
     fn password(&self) -> Option<&[u8]> {
-        let value = self.value()?.expose();
+        self.password_in(self.value()?.expose())
+    }
+
+    /// Returns the password of a value of the credential, if that is `user:password`.
+    fn password_in<'v>(&self, value: &'v [u8]) -> Option<&'v [u8]> {
         let is_basic = match self.auth {
             Auth::Basic => true,
             // The client decides whether it sends the value with `Basic`.
@@ -500,22 +525,31 @@ impl Credential {
     /// Returns those of the values that are strong, and the secrets of its minting.
     fn strong_terms(&self) -> impl Iterator<Item = Value<'_>> {
         let of_value = self.strength().is_strong().then(|| self.terms_of_value());
-        let others = self.minting.iter().flat_map(Minting::others).filter_map(|held| held.search_value(&self.name));
-        of_value.into_iter().flatten().chain(self.term_of_token()).chain(others)
+        let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets);
+        let of_recipe = of_recipe.filter_map(|held| held.search_value(&self.name));
+        let minted = self.other_values().flat_map(|minted| self.terms_of(minted.secret().expose(), minted.strength()));
+        of_value.into_iter().flatten().chain(self.term_of_token()).chain(of_recipe).chain(minted)
     }
 
     /// Returns the values that only a new configuration changes. The token of a grant may be replaced by its endpoint.
     pub(super) fn fixed_values(&self) -> impl Iterator<Item = &[u8]> {
-        let changing = self.recipe().and_then(|recipe| recipe.changing_token());
+        let changing = || self.recipe().into_iter().flat_map(|recipe| recipe.changing_secrets());
         let of_recipe = self.recipe().into_iter().flat_map(|recipe| recipe.secrets()).map(|(_, held)| held);
-        let of_recipe = of_recipe.filter(move |held| !changing.is_some_and(|changing| Arc::ptr_eq(changing, held)));
+        let of_recipe = of_recipe.filter(move |held| !changing().any(|changing| Arc::ptr_eq(changing, held)));
         let of_value = self.value.as_ref().map(Secret::expose).into_iter().chain(self.session_token());
         of_value.chain(of_recipe.map(|held| held.secret().expose()))
     }
 
-    /// Returns the secrets of the minting, and the tokens that were in use.
+    /// Returns the minted values that are searched for, except the one in use.
+    fn other_values(&self) -> impl Iterator<Item = &Arc<MintedValue>> {
+        self.minting.iter().flat_map(Minting::other_values)
+    }
+
+    /// Returns the secrets of the minting, and the values that were in use.
     fn other_secrets(&self) -> impl Iterator<Item = &[u8]> {
-        self.minting.iter().flat_map(Minting::others).map(|held| held.secret().expose())
+        let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets).map(|held| held.secret().expose());
+        let values = self.other_values().map(|minted| minted.secret().expose());
+        of_recipe.chain(values.flat_map(|value| std::iter::once(value).chain(self.password_in(value))))
     }
 
     /// A token that is weak is refused when the configuration is read.
@@ -524,14 +558,19 @@ impl Credential {
     }
 
     fn terms_of_value(&self) -> impl Iterator<Item = Value<'_>> {
-        let whose = || ValueOwner::Credential(self.name.clone());
-        let password = self.password();
-        let whole = self.value().map(Secret::expose).map(|value| match password {
-            Some(_) => Value::basic(whose(), value),
-            None => Value::new(whose(), value).with_halves(self.strength()),
-        });
-        let password = password.map(|password| Value::new(whose(), password).with_halves(self.strength()));
-        whole.into_iter().chain(password)
+        let value = self.value().map(Secret::expose);
+        value.into_iter().flat_map(|value| self.terms_of(value, self.strength()))
+    }
+
+    fn terms_of<'v>(&self, value: &'v [u8], strength: Strength) -> impl Iterator<Item = Value<'v>> {
+        let owner = || ValueOwner::Credential(self.name.clone());
+        let password = self.password_in(value);
+        let whole = match password {
+            Some(_) => Value::basic(owner(), value),
+            None => Value::new(owner(), value).with_halves(strength),
+        };
+        let password = password.map(|password| Value::new(owner(), password).with_halves(strength));
+        std::iter::once(whole).chain(password)
     }
 
     /// Returns the destinations in the configuration's form: `host` or `host:port`.

@@ -9,25 +9,29 @@ use toml::Value;
 
 use super::aws::{self, AwsKey};
 use super::client_identity::{ClientIdentity, IdentityError};
-use super::credential::{Auth, Binding, Credential, Placement, fits_cookie, fits_path, is_cookie_name};
+use super::credential::{Auth, Binding, Credential, Placement, is_cookie_name};
 use super::hmac_file::RawHmac;
-use super::mint::{Minting, StoredSecret};
+use super::mint::Minting;
 use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
 use super::preset;
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
+use super::secret_store::StoreReference;
+use super::secret_store_file::{RawKeeping, SecretStores};
 use super::settings::{Settings, Source};
 use super::source::{CompileContext, SourceError, has_blank_edge, read_document, read_source, usable, usable_document};
+use super::token_request::StoredSecret;
+use super::value_fit::{MAX_VALUE, Unfit, unfit};
 use crate::leak::strength::Strength;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
 
-/// The longest value that is injected, in bytes. Origins accept request heads of at least 8 KiB.
-const MAX_VALUE: usize = 8 * 1024;
 /// The shortest placeholder, in bytes. Shorter ones occur in texts by accident.
 const MIN_PLACEHOLDER: usize = 8;
+/// The problem of a key whose source is a secret store.
+pub(super) const ONLY_VALUES: &str = "only the value of a credential can be in a secret store";
 /// The longest JSON Pointer, in bytes.
 const MAX_POINTER: usize = 512;
 /// The largest number of credentials that are sent beside one.
@@ -51,6 +55,7 @@ pub(super) struct RawCredential {
     /// The section `hmac`, if it is there.
     hmac: Option<RawHmac>,
     mint: RawMint,
+    keeping: RawKeeping,
     /// The key path of the section.
     path: String,
     /// Whether `auth_type` and `value` are missing. Invalid values have already been reported.
@@ -70,6 +75,22 @@ struct RawAws {
 pub(super) enum AccessKeyId {
     Text(String),
     Source(CredentialSource),
+}
+
+impl AccessKeyId {
+    pub(super) fn relative_to(self, base: &Path) -> Self {
+        match self {
+            Self::Source(CredentialSource(source)) => Self::Source(CredentialSource(source.relative_to(base))),
+            text @ Self::Text(_) => text,
+        }
+    }
+
+    pub(super) fn source(&self) -> Option<&CredentialSource> {
+        match self {
+            Self::Text(_) => None,
+            Self::Source(source) => Some(source),
+        }
+    }
 }
 
 impl Readable for AccessKeyId {
@@ -149,6 +170,13 @@ impl Readable for CredentialSource {
             let name = text.strip_prefix("secret:").or_else(|| text.strip_prefix("workspace-secret://"))?;
             Some(name.to_owned())
         };
+        if let Some(reference) = value.as_str().and_then(StoreReference::parse) {
+            let scheme = reference.as_ref().err().copied();
+            if let Some(scheme) = scheme {
+                findings.problem(path, "not a reference to a value in a secret store", scheme.form());
+            }
+            return reference.ok().map(|reference| Self(Source::Store(reference)));
+        }
         match value.as_str().and_then(of_vault) {
             Some(name) if is_plain(&name) => Some(Self(Source::Secret(name))),
             Some(_) => {
@@ -164,7 +192,7 @@ impl Readable for CredentialSource {
             }
             None => {
                 // The text does not repeat the value, because it may be the secret itself.
-                let expected = "\"secret:NAME\", \"env:NAME\" or \"file:PATH\", never the secret itself";
+                let expected = "\"secret:NAME\", \"env:NAME\", \"file:PATH\" or a reference such as \"vault://MOUNT/PATH#FIELD\", never the secret itself";
                 findings.problem(path, "not the source of a secret", expected);
                 None
             }
@@ -214,18 +242,16 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
         swap_in: s.take("swap_in").unwrap_or_default(),
         with: s.take("with").unwrap_or_default(),
         aws: RawAws {
-            access_key_id: s.take::<AccessKeyId>("access_key_id").map(|id| match id {
-                AccessKeyId::Source(source) => AccessKeyId::Source(CredentialSource(source.0.relative_to(base))),
-                text @ AccessKeyId::Text(_) => text,
-            }),
+            access_key_id: s.take::<AccessKeyId>("access_key_id").map(|id| id.relative_to(base)),
             session_token: s
                 .take::<CredentialSource>("session_token")
                 .map(|source| CredentialSource(source.0.relative_to(base))),
             region: s.take("region"),
             service: s.take("service"),
         },
-        hmac: s.has("hmac").then(|| RawHmac::read(s.section("hmac"), base)),
+        hmac: s.optional("hmac").map(|s| RawHmac::read(s, base)),
         mint: RawMint::read(&mut s, base),
+        keeping: RawKeeping { refresh: s.take("refresh"), max_stale: s.take("max_stale") },
         path: s.at("").trim_end_matches('.').to_owned(),
     }
 }
@@ -314,7 +340,8 @@ impl RawCredential {
         }
         self.check_aws(findings);
         if self.auth_type.is_some() {
-            self.mint.check(minted, &self.path, findings);
+            self.mint.check(minted, self.stored_value().is_some(), &self.path, findings);
+            self.check_stored(findings);
         }
         self.check_with(findings);
         self.check_hmac(findings);
@@ -344,6 +371,35 @@ impl RawCredential {
                 "missing",
                 "the places of the placeholder, such as [\"body:json:/api_key\"]",
             );
+        }
+    }
+
+    /// Returns the reference of a value in a secret store.
+    fn stored_value(&self) -> Option<&StoreReference> {
+        match &self.value {
+            Some(CredentialSource(Source::Store(reference))) => Some(reference),
+            _ => None,
+        }
+    }
+
+    fn check_stored(&self, findings: &Findings) {
+        let at = |key: &str| format!("{}.{key}", self.path);
+        self.keeping.check(self.stored_value().is_some(), &self.path, findings);
+        let takes_store =
+            !matches!(self.auth_type, Some(AuthType::TlsClient | AuthType::AwsSigV4 | AuthType::Minted(_)));
+        if self.stored_value().is_some() && !takes_store {
+            let problem = "the value of this auth_type is read when the configuration is, which a secret store is not";
+            findings.problem(at("value"), problem, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
+        }
+        let others = [
+            ("certificate", self.certificate.as_ref()),
+            ("session_token", self.aws.session_token.as_ref()),
+            ("access_key_id", self.aws.access_key_id.as_ref().and_then(AccessKeyId::source)),
+            ("hmac.key_id", self.hmac.as_ref().and_then(|hmac| hmac.key_id()?.source())),
+        ];
+        let stored = |source: Option<&CredentialSource>| source.is_some_and(|it| matches!(it.0, Source::Store(_)));
+        for (key, _) in others.into_iter().filter(|(_, source)| stored(*source)) {
+            findings.problem(at(key), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
     }
 
@@ -515,7 +571,7 @@ impl RawCredential {
         &self,
         name: &str,
         workspace: &str,
-        settings: &Settings,
+        (settings, stores): (&Settings, &SecretStores),
         context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Credential> {
@@ -560,20 +616,25 @@ impl RawCredential {
         let minted = self.minted();
         let secrets = CredentialSecrets { of: self, place: (workspace, settings), context, findings };
         let mut value = match auth {
-            _ if minted.is_some() => None,
+            _ if minted.is_some() || self.stored_value().is_some() => None,
             // It has several lines.
             Auth::TlsClient => self.value.as_ref().and_then(|CredentialSource(key)| secrets.document("value", key)),
-            _ => self.value(workspace, settings, context, findings),
+            _ => self.value(&auth, workspace, settings, context, findings),
         };
         let mut identity = None;
         if auth == Auth::TlsClient {
             identity = value.as_ref().and_then(|key| self.identity(key, &secrets));
             value = value.filter(|_| identity.is_some());
         }
-        let recipe = minted.and_then(|kind| {
-            let document = self.value.as_ref().map(|CredentialSource(source)| source);
-            self.mint.recipe(kind, document, &secrets, (&self.path, findings))
-        });
+        let document = self.value.as_ref().map(|CredentialSource(source)| source);
+        let recipe = match (minted, self.stored_value()) {
+            (Some(kind), _) => self.mint.recipe(kind, document, &secrets, (&self.path, findings)),
+            (None, Some(reference)) => {
+                let at = format!("{}.value", self.path);
+                stores.recipe(reference, self.keeping, self.mint.timeout(), (&at, findings))
+            }
+            (None, None) => None,
+        };
         let is_aws = auth == Auth::AwsSigV4;
         let aws = is_aws.then(|| self.aws(workspace, settings, context, findings)).flatten();
         if is_aws && aws.is_none() {
@@ -589,7 +650,7 @@ impl RawCredential {
             );
         }
         let source = match &recipe {
-            Some(recipe) => recipe.url.to_string(),
+            Some(recipe) => recipe.source(),
             None => self.value.as_ref().map(|CredentialSource(source)| source.to_string()).unwrap_or_default(),
         };
         Some(Credential {
@@ -655,6 +716,7 @@ impl RawCredential {
 
     fn value(
         &self,
+        auth: &Auth,
         workspace: &str,
         settings: &Settings,
         context: &CompileContext<'_>,
@@ -663,56 +725,9 @@ impl RawCredential {
         let at = format!("{}.value", self.path);
         let CredentialSource(source) = self.value.as_ref()?;
         let value = self.read("value", source, (workspace, settings), context, findings)?;
-        if self.auth_type == Some(AuthType::Basic) && !value.expose().contains(&b':') {
-            findings.problem(
-                &at,
-                "the value is not of the form user:password",
-                "a value with a colon, or another auth_type",
-            );
-            return None;
-        }
-        let places = || self.swap_in.iter().filter_map(|place| placement(place));
-        let is_in_field = matches!(self.auth_type, Some(AuthType::Bearer | AuthType::Header))
-            || places().any(|place| matches!(place, Placement::Field(_)));
-        if self.auth_type == Some(AuthType::AwsSigV4) && (has_blank_edge(&value) || !value.expose().is_ascii()) {
-            findings.problem(&at, "the value is not a secret access key", "the key alone, without blanks around it");
-            return None;
-        }
-        if let (Some(AuthType::Hmac), Some(hmac)) = (self.auth_type, &self.hmac)
-            && !hmac.takes_key(value.expose())
-        {
-            findings.problem(&at, "the value is not a key in its key_encoding", "the key, or another key_encoding");
-            return None;
-        }
-        if is_in_field && has_blank_edge(&value) {
-            // A blank there is not part of the field's value (RFC 9110 §5.5). The origin would return another value than
-            // the one that is searched for.
-            findings.problem(
-                &at,
-                "the value begins or ends with a blank, which a header field cannot carry",
-                "the value without it",
-            );
-            return None;
-        }
-        let is_in_path = self.auth_type == Some(AuthType::Path) || self.swap_in.iter().any(|place| place == "path");
-        if is_in_path && !fits_path(value.expose()) {
-            findings.problem(
-                &at,
-                "the value has a character that a path cannot carry unambiguously, such as a slash",
-                "a value without /, \\, %, ?, #, ; and blanks, or another place",
-            );
-            return None;
-        }
-        let is_cookie =
-            self.auth_type == Some(AuthType::Cookie) || places().any(|place| matches!(place, Placement::Cookie(_)));
-        if is_cookie && !fits_cookie(value.expose()) {
-            let expected = "a value without blanks, quotes, commas, semicolons and backslashes, or another place";
-            findings.problem(&at, "the value has a character that a cookie cannot carry", expected);
-            return None;
-        }
-        let is_json = places().any(|place| matches!(place, Placement::Json(_)));
-        if is_json && std::str::from_utf8(value.expose()).is_err() {
-            findings.problem(&at, "the value is not in UTF-8, as JSON is", "a value in UTF-8, or another place");
+        let swap_in: Vec<Placement> = self.swap_in.iter().filter_map(|place| placement(place)).collect();
+        if let Some(Unfit { problem, expected }) = unfit(&value, auth, &swap_in) {
+            findings.problem(&at, problem, expected);
             return None;
         }
         let starts_with = |scheme: &str| {
@@ -724,10 +739,6 @@ impl RawCredential {
             let problem =
                 format!("the value begins with {scheme:?}, which auth_type = {:?} adds", scheme.to_ascii_lowercase());
             findings.warning(&at, format!("{problem}; store it without"));
-        }
-        if value.expose().len() > MAX_VALUE {
-            findings.problem(&at, format!("the value is longer than {MAX_VALUE} bytes"), "a shorter value");
-            return None;
         }
         Some(value)
     }

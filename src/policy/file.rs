@@ -22,6 +22,7 @@ use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::preset;
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
+use super::secret_store_file::{self, RawStores};
 use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Metrics, Notify,
     NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
@@ -42,6 +43,7 @@ pub(super) struct File {
     pub(super) integrations: BTreeMap<String, RawIntegration>,
     pub(super) leak: Leak,
     pub(super) plans: BTreeMap<String, Plan>,
+    pub(super) secret_stores: RawStores,
     pub(super) credentials: BTreeMap<String, RawCredential>,
     pub(super) tasks: BTreeMap<String, RawTask>,
 }
@@ -107,6 +109,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let integrations =
         root.tables("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
     let plans = root.tables("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
+    let secret_stores = secret_store_file::read(root.section("secret_stores"), base);
     let credentials = root
         .tables("credentials")
         .into_iter()
@@ -134,6 +137,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         integrations,
         leak,
         plans,
+        secret_stores,
         credentials,
         tasks,
     })
@@ -550,7 +554,7 @@ impl Source {
     pub(super) fn relative_to(self, base: &Path) -> Self {
         match self {
             Self::File(path) => Self::File(base.join(path)),
-            elsewhere @ (Self::Env(_) | Self::Secret(_)) => elsewhere,
+            elsewhere @ (Self::Env(_) | Self::Secret(_) | Self::Store(_)) => elsewhere,
         }
     }
 }

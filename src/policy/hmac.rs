@@ -1,6 +1,8 @@
 //! `auth_type = "hmac"`: the parts of a request that are signed with the key, and the fields and parameters in which the signature is
 //! sent (HMAC: RFC 2104).
 
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use http::HeaderName;
 
 use super::credential::Placement;
@@ -102,6 +104,20 @@ pub enum Part {
     SortedQuery,
     /// The time.
     Timestamp,
+}
+
+impl HmacRecipe {
+    /// Returns true for a value that is a key in its encoding.
+    pub(super) fn takes_key(&self, value: &[u8]) -> bool {
+        let is_hex = || value.len().is_multiple_of(2) && value.iter().all(u8::is_ascii_hexdigit);
+        let is_key = match self.key_encoding {
+            None => true,
+            Some(Encoding::Hex | Encoding::HexUpper) => is_hex(),
+            Some(Encoding::Base64) => STANDARD.decode(value).is_ok(),
+            Some(Encoding::Base64Url) => URL_SAFE_NO_PAD.decode(value).is_ok(),
+        };
+        is_key && !value.is_empty()
+    }
 }
 
 impl Template {

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use http::HeaderName;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, HOST};
 use toml::{Table, Value};
@@ -107,18 +105,6 @@ impl RawHmac {
             headers: s.values::<String>("headers").into_iter().collect(),
             query: s.values::<String>("query").into_iter().collect(),
         }
-    }
-
-    /// Returns true for a value that is a key in its encoding.
-    pub(super) fn takes_key(&self, value: &[u8]) -> bool {
-        let is_hex = || value.len().is_multiple_of(2) && value.iter().all(u8::is_ascii_hexdigit);
-        let is_key = match self.key_encoding {
-            None => true,
-            Some(Encoding::Hex | Encoding::HexUpper) => is_hex(),
-            Some(Encoding::Base64) => STANDARD.decode(value).is_ok(),
-            Some(Encoding::Base64Url) => URL_SAFE_NO_PAD.decode(value).is_ok(),
-        };
-        is_key && !value.is_empty()
     }
 
     /// Returns the public name of the key, or its source.

@@ -1,15 +1,15 @@
-//! Credentials that are minted: an access token from a token endpoint, which expires and is then replaced.
+//! Credentials that are minted: their values are fetched from a token endpoint or a secret store, and replaced later.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use sha2::{Digest, Sha256};
+use parking_lot::RwLock;
 
+use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
-use super::settings::Source;
-use super::source::SecretStore;
+use super::secret_store::StoreRead;
+use super::token_request::{TokenGrant, TokenRequest};
 use crate::leak::strength::Strength;
-use crate::leak::{Value, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::secret::Secret;
 
@@ -28,133 +28,39 @@ const UNSTATED_SEARCH: Duration = Duration::from_secs(12 * 3600);
 const MAX_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The longest time that a token is searched for.
 const MAX_SEARCH: Duration = Duration::from_secs(400 * 24 * 3600);
+/// The longest time in which an earlier value is still used, although its store has another one.
+const MAX_GRACE: Duration = Duration::from_secs(60);
 /// A token is not used in its last seconds, because a request takes time and clocks differ.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// A secret, and how hard it is to guess.
-pub struct HeldSecret {
-    secret: Secret,
-    /// Estimated at its first use, because the estimate is slow.
-    strength: OnceLock<Strength>,
-}
-
-/// How an access token is fetched.
+/// How a value is fetched.
 #[derive(Clone)]
 pub struct MintRecipe {
-    /// The URL that the request is sent to, which is always the operator's.
-    pub url: HookUrl,
-    /// The permission that the server is shown.
-    pub grant: TokenGrant,
-    /// How the proxy identifies itself to the server.
-    pub client: ClientAuth,
-    /// The request's further parameters, such as `scope`. A name may occur several times.
-    pub parameters: Vec<(&'static str, String)>,
-    /// How long a request waits for a token.
+    /// The request.
+    pub method: MintMethod,
+    /// How long a request of a client waits for a value.
     pub mint_timeout: Duration,
-    /// The life of a token whose server does not state it.
-    pub assumed_life: Duration,
 }
 
-/// The permission that a token endpoint is shown.
+/// The server that a value is fetched from, and the request.
 #[derive(Clone)]
-pub enum TokenGrant {
-    /// The client's own (RFC 6749 §4.4).
-    ClientCredentials,
-    /// A refresh token (RFC 6749 §6). It is a secret of the vault, because the server may replace it.
-    RefreshToken {
-        /// The token when the configuration was read, or the one that replaced it.
-        token: Arc<HeldSecret>,
-        /// Its place in the vault.
-        stored: StoredSecret,
-    },
-    /// A signed assertion (RFC 7523 §2.1).
-    JwtBearer(Assertion),
-    /// A token of another issuer (RFC 8693).
-    TokenExchange {
-        /// The token when the configuration was read, or a later one.
-        subject_token: Arc<HeldSecret>,
-        /// Its source, which is read for each token, because others renew it.
-        source: Source,
-        /// Its place, if that is the vault.
-        stored: Option<StoredSecret>,
-        /// The URI of its type.
-        subject_token_type: String,
-    },
-    /// An installation of a GitHub App, in JSON instead of a form.
-    GithubInstallation {
-        /// The assertion of the app.
-        assertion: Assertion,
-        /// The names of repositories. Empty for all of the installation.
-        repositories: Vec<String>,
-        /// Permissions with their levels. Empty for all of the app.
-        permissions: Vec<(String, String)>,
-    },
+pub enum MintMethod {
+    /// An access token from a token endpoint.
+    Token(Arc<TokenRequest>),
+    /// A value from a secret store.
+    Store(Arc<StoreRead>),
 }
 
-/// A secret of the vault, which is read and replaced while the policy is in force.
-#[derive(Clone)]
-pub struct StoredSecret {
-    /// The vault.
-    pub store: Arc<dyn SecretStore>,
-    /// The workspace.
-    pub workspace: String,
-    /// The name.
-    pub name: String,
-}
-
-/// How a client identifies itself to a token endpoint.
-#[derive(Clone)]
-pub enum ClientAuth {
-    /// Not at all: the grant is enough.
-    Anonymous,
-    /// By its id alone (RFC 6749 §2.2).
-    Public {
-        /// The client's id.
-        id: String,
-    },
-    /// `Authorization: Basic` (RFC 6749 §2.3.1).
-    Basic {
-        /// The client's id.
-        id: String,
-        /// The client's secret.
-        secret: Arc<HeldSecret>,
-    },
-    /// Parameters of the form (RFC 6749 §2.3.1).
-    Post {
-        /// The client's id.
-        id: String,
-        /// The client's secret.
-        secret: Arc<HeldSecret>,
-    },
-    /// A signed assertion (RFC 7523 §2.2).
-    PrivateKeyJwt {
-        /// The client's id.
-        id: String,
-        /// The assertion.
-        assertion: Assertion,
-    },
-}
-
-/// The constant parts of a signed assertion (RFC 7523 §3).
-#[derive(Clone)]
-pub struct Assertion {
-    /// The claim `iss`.
-    pub issuer: String,
-    /// The claim `sub`.
-    pub subject: Option<String>,
-    /// The claim `aud`.
-    pub audience: Option<String>,
-    /// The claim `scope`, which Google reads.
-    pub scope: Option<String>,
-    /// The header parameter `kid`.
-    pub key_id: Option<String>,
-    /// The private key, in PEM.
-    pub key: Arc<HeldSecret>,
-}
-
-/// An access token.
+/// A value that was fetched.
 pub struct MintedValue {
     value: HeldSecret,
+    /// They change if the same value is fetched again.
+    times: RwLock<Times>,
+}
+
+/// The times of a value.
+#[derive(Clone, Copy)]
+struct Times {
     minted: Instant,
     minted_at: SystemTime,
     /// The end of its use, by both clocks: only one of them goes on while the machine sleeps.
@@ -167,13 +73,20 @@ pub struct MintedValue {
     searched_until: Instant,
 }
 
-/// The life of a token.
+/// The life of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenLife {
     /// Its endpoint says so.
     Stated(Duration),
     /// The configuration says so, because the endpoint does not.
     Assumed(Duration),
+    /// It has none. It is fetched again after a time, because it may have been replaced, and not used longer without that.
+    Kept {
+        /// The time after which it is fetched again.
+        refresh: Duration,
+        /// How much longer it is used if that fails.
+        max_stale: Duration,
+    },
 }
 
 /// The recipe of a credential, and the tokens that were minted by it.
@@ -181,6 +94,8 @@ pub(super) struct Minting {
     pub(super) recipe: Arc<MintRecipe>,
     /// The recipe's fingerprint, which each request compares.
     pub(super) fingerprint: [u8; 32],
+    /// The time at which the configuration with the recipe was read.
+    pub(super) since: Instant,
     /// The workspace of the tasks that share the tokens.
     pub(super) workspace: String,
     /// The token that is sent.
@@ -201,6 +116,8 @@ pub enum Placing {
     Now,
     /// It is sent once the current one has expired.
     AfterCurrent,
+    /// It is sent in a short time, so that most requests in progress end before.
+    Soon,
 }
 
 /// The name of a minted credential, which is the same under every policy.
@@ -219,6 +136,8 @@ pub enum Freshness {
     Fresh,
     /// It can, but will expire soon.
     Aging,
+    /// It can, but the configuration was read again since it was fetched, and its store may have another one.
+    Unconfirmed,
     /// It has expired, and the next one is there.
     Replaceable,
     /// It has expired, or there is none.
@@ -234,213 +153,121 @@ pub enum UnusableToken {
     /// It is never valid.
     #[error("the token has expired")]
     Expired,
+    /// It cannot be sent where the credential says.
+    #[error("{0}")]
+    Unfit(&'static str),
 }
 
-impl HeldSecret {
-    /// Wraps a secret.
+impl TokenLife {
+    /// Returns the time in which the value is used.
     #[must_use]
-    pub fn new(secret: Secret) -> Self {
-        Self { secret, strength: OnceLock::new() }
-    }
-
-    /// Returns the secret.
-    #[must_use]
-    pub fn secret(&self) -> &Secret {
-        &self.secret
-    }
-
-    pub(super) fn strength(&self) -> Strength {
-        *self.strength.get_or_init(|| Strength::of(self.secret.expose()))
-    }
-
-    /// Returns the value to search for, if it is strong.
-    pub(super) fn search_value(&self, owner: &CredentialName) -> Option<Value<'_>> {
-        let strength = self.strength();
-        let value = || Value::new(ValueOwner::Credential(owner.clone()), self.secret.expose());
-        strength.is_strong().then(|| value().with_halves(strength))
+    pub fn time(self) -> Duration {
+        match self {
+            Self::Stated(time) | Self::Assumed(time) => time,
+            Self::Kept { refresh, max_stale } => refresh.saturating_add(max_stale),
+        }
     }
 }
 
 impl MintRecipe {
-    /// Returns the secrets that are sent to the token endpoint, or sign what is sent, with the keys that name their sources.
-    pub fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
-        let of_grant = match &self.grant {
-            TokenGrant::ClientCredentials => None,
-            TokenGrant::RefreshToken { token, .. } => Some(("refresh_token", token)),
-            TokenGrant::JwtBearer(assertion) | TokenGrant::GithubInstallation { assertion, .. } => {
-                Some(("private_key", &assertion.key))
-            }
-            TokenGrant::TokenExchange { subject_token, .. } => Some(("subject_token", subject_token)),
-        };
-        let of_client = match &self.client {
-            ClientAuth::Anonymous | ClientAuth::Public { .. } => None,
-            ClientAuth::Basic { secret, .. } | ClientAuth::Post { secret, .. } => Some(("client_secret", secret)),
-            ClientAuth::PrivateKeyJwt { assertion, .. } => Some(("private_key", &assertion.key)),
-        };
-        of_grant.into_iter().chain(of_client)
+    /// Returns the URL of the server, which is always the operator's.
+    #[must_use]
+    pub fn url(&self) -> &HookUrl {
+        match &self.method {
+            MintMethod::Token(request) => &request.url,
+            MintMethod::Store(read) => &read.server.url,
+        }
     }
 
-    /// Describes what its tokens permit, without a secret.
+    /// Returns the place that values come from, without a secret: the token endpoint without its path, or the reference.
+    #[must_use]
+    pub fn source(&self) -> String {
+        match &self.method {
+            MintMethod::Token(request) => request.url.to_string(),
+            MintMethod::Store(read) => read.reference.to_string(),
+        }
+    }
+
+    /// Returns the secrets that are sent to the server, or sign what is sent, with the keys that name their sources.
+    pub fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
+        let (token, store) = match &self.method {
+            MintMethod::Token(request) => (Some(request), None),
+            MintMethod::Store(read) => (None, Some(read)),
+        };
+        let of_token = token.into_iter().flat_map(|request| request.secrets());
+        of_token.chain(store.into_iter().flat_map(|read| read.secrets()))
+    }
+
+    /// Returns those of the secrets that change while the policy is in force.
+    pub(super) fn changing_secrets(&self) -> impl Iterator<Item = &Arc<HeldSecret>> {
+        let (token, store) = match &self.method {
+            MintMethod::Token(request) => (request.changing_token(), None),
+            MintMethod::Store(read) => (None, Some(read)),
+        };
+        token.into_iter().chain(store.into_iter().flat_map(|read| read.secrets()).map(|(_, held)| held))
+    }
+
+    /// Describes what its values permit, without a secret.
     #[must_use]
     pub fn permissions(&self) -> String {
-        let of_assertion = |Assertion { issuer, subject, audience, scope, .. }: &Assertion| {
-            let parts = [Some(issuer), subject.as_ref(), audience.as_ref(), scope.as_ref()];
-            parts.into_iter().flatten().cloned().collect::<Vec<_>>().join(" ")
-        };
-        // A query could have a secret.
-        let path = self.url.path().split('?').next().unwrap_or_default();
-        let mut parts = vec![format!("{}{path}", self.url)];
-        match &self.client {
-            ClientAuth::Anonymous => {}
-            ClientAuth::Public { id }
-            | ClientAuth::Basic { id, .. }
-            | ClientAuth::Post { id, .. }
-            | ClientAuth::PrivateKeyJwt { id, .. } => parts.push(format!("client {id}")),
-        }
-        match &self.grant {
-            TokenGrant::ClientCredentials => {}
-            TokenGrant::RefreshToken { stored, .. } => parts.push(format!("refresh token {}", stored.name)),
-            TokenGrant::TokenExchange { subject_token_type, .. } => parts.push(subject_token_type.clone()),
-            TokenGrant::JwtBearer(assertion) => parts.push(of_assertion(assertion)),
-            TokenGrant::GithubInstallation { assertion, repositories, permissions } => {
-                parts.push(of_assertion(assertion));
-                let repositories = if repositories.is_empty() { "all".to_owned() } else { repositories.join(" ") };
-                parts.push(format!("repositories {repositories}"));
-                let all = permissions.iter().map(|(name, level)| format!("{name}={level}")).collect::<Vec<_>>();
-                parts.push(format!("permissions {}", if all.is_empty() { "all".to_owned() } else { all.join(" ") }));
-            }
-        }
-        parts.extend(self.parameters.iter().map(|(name, value)| format!("{name} {value}")));
-        parts.join(", ")
-    }
-
-    /// Returns true if a request for a token has a time in it, which depends on the clocks.
-    #[must_use]
-    pub fn has_assertion(&self) -> bool {
-        matches!(self.client, ClientAuth::PrivateKeyJwt { .. })
-            || matches!(self.grant, TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. })
-    }
-
-    /// Returns the token of the grant, if it is one that changes while the policy is in force.
-    #[must_use]
-    pub fn changing_token(&self) -> Option<&Arc<HeldSecret>> {
-        match &self.grant {
-            TokenGrant::RefreshToken { token, .. } | TokenGrant::TokenExchange { subject_token: token, .. } => {
-                Some(token)
-            }
-            TokenGrant::ClientCredentials | TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. } => None,
+        match &self.method {
+            MintMethod::Token(request) => request.permissions(),
+            MintMethod::Store(read) => format!("{} at {}", read.reference, read.server.url),
         }
     }
 
-    /// Returns the recipe with another token of the grant.
-    #[must_use]
-    pub fn with_token(&self, new: Secret) -> Self {
-        let mut recipe = self.clone();
-        match &mut recipe.grant {
-            TokenGrant::RefreshToken { token, .. } | TokenGrant::TokenExchange { subject_token: token, .. } => {
-                *token = Arc::new(HeldSecret::new(new));
-            }
-            TokenGrant::ClientCredentials | TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. } => {}
-        }
-        recipe
-    }
-
-    /// Returns a hash of everything that a token depends on. A token is not used under another recipe than its own.
+    /// Returns a hash of everything that a value depends on. A value is not used under another recipe than its own.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hash = PartsHash::default();
-        hash.add_all([self.url.to_string().as_str(), self.url.path()]);
-        match &self.client {
-            ClientAuth::Anonymous => hash.add_all(["anonymous"]),
-            ClientAuth::Public { id } => hash.add_all(["public", id]),
-            ClientAuth::Basic { id, .. } => hash.add_all(["basic", id]),
-            ClientAuth::Post { id, .. } => hash.add_all(["post", id]),
-            ClientAuth::PrivateKeyJwt { id, assertion } => {
-                hash.add_all(["private_key_jwt", id]);
-                hash.add_assertion(assertion);
+        match &self.method {
+            MintMethod::Token(request) => request.add_to(&mut hash),
+            MintMethod::Store(read) => {
+                hash.add_all(["store"]);
+                read.add_to(&mut hash);
             }
         }
-        match &self.grant {
-            TokenGrant::ClientCredentials => hash.add_all(["client_credentials"]),
-            TokenGrant::RefreshToken { stored: StoredSecret { workspace, name, .. }, .. } => {
-                hash.add_all(["refresh_token", workspace, name]);
-            }
-            TokenGrant::JwtBearer(assertion) => {
-                hash.add_all(["jwt_bearer"]);
-                hash.add_assertion(assertion);
-            }
-            TokenGrant::TokenExchange { subject_token_type, .. } => hash.add_all(["exchange", subject_token_type]),
-            TokenGrant::GithubInstallation { assertion, repositories, permissions } => {
-                hash.add_all(["github"]);
-                hash.add_assertion(assertion);
-                hash.add_all(repositories.iter().map(String::as_str));
-                permissions.iter().for_each(|(name, level)| hash.add_all([name, "=", level]));
-            }
+        hash.finish()
+    }
+
+    /// Returns true if a fetch must go on until it ends, because it replaces a secret that it needs.
+    #[must_use]
+    pub fn replaces_secret(&self) -> bool {
+        matches!(&self.method, MintMethod::Token(request) if matches!(request.grant, TokenGrant::RefreshToken { .. }))
+    }
+
+    /// Returns how long a value without a life is used after another one was fetched.
+    fn grace(&self) -> Duration {
+        match &self.method {
+            MintMethod::Token(_) => Duration::ZERO,
+            MintMethod::Store(read) => MAX_GRACE.min(read.refresh),
         }
-        self.parameters.iter().for_each(|(name, value)| hash.add_all([*name, "=", value]));
-        // Others renew the token that is exchanged, which changes nothing of what it permits.
-        let is_part = |key: &str| key != "subject_token";
-        let secrets = self.secrets().filter(|(key, _)| is_part(key));
-        secrets.for_each(|(_, held)| hash.add(held.secret.expose()));
-        hash.0.finalize().into()
-    }
-}
-
-/// The hash of parts, each with its length.
-#[derive(Default)]
-struct PartsHash(Sha256);
-
-impl PartsHash {
-    fn add(&mut self, part: &[u8]) {
-        self.0.update(part.len().to_be_bytes());
-        self.0.update(part);
     }
 
-    fn add_all<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) {
-        texts.into_iter().for_each(|text| self.add(text.as_bytes()));
-    }
-
-    fn add_assertion(&mut self, Assertion { issuer, subject, audience, scope, key_id, key: _ }: &Assertion) {
-        self.add_all([issuer.as_str()]);
-        for text in [subject, audience, scope, key_id] {
-            self.add_all([if text.is_some() { "1" } else { "0" }, text.as_deref().unwrap_or_default()]);
-        }
+    /// Returns true if the value may change before its time, when an operator changes it.
+    fn is_kept(&self) -> bool {
+        matches!(self.method, MintMethod::Store(_))
     }
 }
 
 impl MintedValue {
-    /// Creates a token whose life begins now. `spread`, from 0 to 1, moves the time of its renewal, so that many proxies do not
-    /// renew theirs at the same time.
+    /// Creates a value whose life begins now, with its strength. `spread`, from 0 to 1, moves the time of its renewal, so that many
+    /// proxies do not renew theirs at the same time.
     ///
     /// # Errors
     /// [`UnusableToken`].
-    pub fn new(value: Secret, life: TokenLife, spread: f64) -> Result<Self, UnusableToken> {
-        let (TokenLife::Stated(whole) | TokenLife::Assumed(whole)) = life;
-        let (now, life_used) = (Instant::now(), whole.min(MAX_LIFE));
-        let usable = life_used.saturating_sub(MARGIN.min(life_used / 10));
-        if usable.is_zero() {
-            return Err(UnusableToken::Expired);
-        }
-        let value = HeldSecret::new(value);
-        if !value.strength().is_strong() {
+    pub fn new(value: Secret, strength: Strength, life: TokenLife, spread: f64) -> Result<Self, UnusableToken> {
+        let times = Times::of(life, spread.clamp(0.0, 1.0)).ok_or(UnusableToken::Expired)?;
+        if !strength.is_strong() {
             return Err(UnusableToken::Weak);
         }
-        // A fifth of its life before the end, or somewhat earlier.
-        let early = life_used.mul_f64(0.2 + 0.05 * spread.clamp(0.0, 1.0));
-        let after = |time: Duration| now.checked_add(time).unwrap_or(now);
-        let searched = match life {
-            TokenLife::Stated(whole) => whole.min(MAX_SEARCH).saturating_add(AFTER_END),
-            TokenLife::Assumed(assumed) => assumed.max(UNSTATED_SEARCH),
-        };
-        Ok(Self {
-            value,
-            minted: now,
-            minted_at: SystemTime::now(),
-            expires: (after(usable), SystemTime::now() + usable),
-            ends: after(life_used),
-            renew_at: after(life_used.saturating_sub(early)),
-            searched_until: after(searched),
-        })
+        Ok(Self { value: HeldSecret::with_strength(value, strength), times: RwLock::new(times) })
+    }
+
+    /// Takes the times of the same value, which was fetched again.
+    pub fn confirm(&self, again: &Self) {
+        let times = *again.times.read();
+        *self.times.write() = times;
     }
 
     /// Returns the token.
@@ -452,29 +279,38 @@ impl MintedValue {
     /// Returns the time at which it was minted.
     #[must_use]
     pub fn minted(&self) -> Instant {
-        self.minted
+        self.times.read().minted
     }
 
     /// Returns that time by the clock.
     #[must_use]
     pub fn minted_at(&self) -> SystemTime {
-        self.minted_at
+        self.times.read().minted_at
     }
 
     /// Returns the time at which it expires.
     #[must_use]
     pub fn expires(&self) -> SystemTime {
-        self.expires.1
+        self.times.read().expires.1
     }
 
     /// Returns true if it is not valid any more.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.ends <= Instant::now()
+        self.times.read().ends <= Instant::now()
+    }
+
+    /// Ends the use of the value after this time, if that is not over before.
+    fn expire_within(&self, time: Duration) {
+        let mut times = self.times.write();
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let at = now.checked_add(time).unwrap_or(now);
+        times.expires = (times.expires.0.min(at), times.expires.1.min(wall + time));
     }
 
     fn has_expired(&self) -> bool {
-        self.expires.0 <= Instant::now() || self.expires.1 <= SystemTime::now()
+        let expires = self.times.read().expires;
+        expires.0 <= Instant::now() || expires.1 <= SystemTime::now()
     }
 
     /// Returns true if both are the same token.
@@ -486,7 +322,7 @@ impl MintedValue {
     fn freshness(&self) -> Freshness {
         match self.has_expired() {
             true => Freshness::Absent,
-            false if self.renew_at <= Instant::now() => Freshness::Aging,
+            false if self.times.read().renew_at <= Instant::now() => Freshness::Aging,
             false => Freshness::Fresh,
         }
     }
@@ -494,9 +330,36 @@ impl MintedValue {
     pub(super) fn strength(&self) -> Strength {
         self.value.strength()
     }
+}
 
-    pub(super) fn held(&self) -> &HeldSecret {
-        &self.value
+impl Times {
+    /// Returns the times of a value whose life begins now. `None` if it is over already.
+    fn of(life: TokenLife, spread: f64) -> Option<Self> {
+        let now = Instant::now();
+        let after = |time: Duration| now.checked_add(time).unwrap_or(now);
+        let whole = life.time();
+        let used = whole.min(MAX_LIFE);
+        let (margin, renewed) = match life {
+            // A fifth of its life before the end, or somewhat earlier.
+            TokenLife::Stated(_) | TokenLife::Assumed(_) => {
+                (MARGIN.min(used / 10), used.saturating_sub(used.mul_f64(0.2 + 0.05 * spread)))
+            }
+            TokenLife::Kept { refresh, .. } => (Duration::ZERO, refresh.mul_f64(1.0 - 0.1 * spread)),
+        };
+        let usable = used.saturating_sub(margin);
+        let searched = match life {
+            TokenLife::Stated(whole) => whole.min(MAX_SEARCH).saturating_add(AFTER_END),
+            TokenLife::Assumed(assumed) => assumed.max(UNSTATED_SEARCH),
+            TokenLife::Kept { .. } => whole.max(UNSTATED_SEARCH),
+        };
+        (!usable.is_zero()).then(|| Self {
+            minted: now,
+            minted_at: SystemTime::now(),
+            expires: (after(usable), SystemTime::now() + usable),
+            ends: after(used),
+            renew_at: after(renewed),
+            searched_until: after(searched),
+        })
     }
 }
 
@@ -504,6 +367,7 @@ impl Minting {
     pub(super) fn new(recipe: MintRecipe, workspace: &str) -> Self {
         Self {
             fingerprint: recipe.fingerprint(),
+            since: Instant::now(),
             recipe: Arc::new(recipe),
             workspace: workspace.to_owned(),
             current: None,
@@ -516,8 +380,10 @@ impl Minting {
     pub(super) fn freshness(&self) -> Freshness {
         let current = self.current.as_ref().map_or(Freshness::Absent, |current| current.freshness());
         let has_next = self.has_next();
+        let is_older = || self.current.as_ref().is_some_and(|current| current.minted() < self.since);
         match current {
             Freshness::Absent if has_next => Freshness::Replaceable,
+            Freshness::Fresh | Freshness::Aging if self.recipe.is_kept() && is_older() => Freshness::Unconfirmed,
             // The renewal is there already.
             Freshness::Aging if has_next => Freshness::Fresh,
             other => other,
@@ -529,11 +395,9 @@ impl Minting {
         self.next.iter().chain(&self.earlier)
     }
 
-    /// Returns all secrets, except the current token.
-    pub(super) fn others(&self) -> impl Iterator<Item = &HeldSecret> {
-        let recipe = self.recipe.secrets().map(|(_, held)| held.as_ref());
-        let tokens = self.other_values().map(|value| value.held());
-        recipe.chain(tokens).chain(self.retired.iter().map(AsRef::as_ref))
+    /// Returns the secrets of the recipe and of earlier ones.
+    pub(super) fn recipe_secrets(&self) -> impl Iterator<Item = &HeldSecret> {
+        self.recipe.secrets().map(|(_, held)| held.as_ref()).chain(self.retired.iter().map(AsRef::as_ref))
     }
 
     /// Returns the number of tokens that were replaced before their time.
@@ -550,32 +414,34 @@ impl Minting {
     pub(super) fn with_recipe(&self, recipe: Arc<MintRecipe>) -> Self {
         let retired = self.retired_by(&recipe);
         let (current, next, earlier) = (self.current.clone(), self.next.clone(), self.earlier.clone());
-        let fingerprint = recipe.fingerprint();
-        Self { recipe, fingerprint, workspace: self.workspace.clone(), current, next, earlier, retired }
+        Self { current, next, earlier, retired, ..self.emptied(recipe) }
     }
 
     /// Returns the state after a token has been minted. An endpoint may issue the same token again.
     pub(super) fn with_value(&self, recipe: Arc<MintRecipe>, value: Arc<MintedValue>, placing: Placing) -> Self {
+        if let (Placing::Soon, Some(current)) = (placing, &self.current) {
+            current.expire_within(recipe.grace());
+        }
         let is_known = self.current.as_ref().is_some_and(|current| current.is_same_as(&value));
         let is_valid = self.current.as_ref().is_some_and(|current| !current.has_expired());
-        let waits = placing == Placing::AfterCurrent && is_valid && !is_known;
+        let waits = placing != Placing::Now && is_valid && !is_known;
         let (current, next) = if waits { (self.current.clone(), Some(value)) } else { (Some(value), None) };
         let earlier = self.searched_besides(&[&current, &next]);
-        let (retired, fingerprint) = (self.retired_by(&recipe), recipe.fingerprint());
-        Self { recipe, fingerprint, workspace: self.workspace.clone(), current, next, earlier, retired }
+        let retired = self.retired_by(&recipe);
+        Self { current, next, earlier, retired, ..self.emptied(recipe) }
     }
 
     /// Returns the state in which the next token is sent, if it is time: the current one has expired, or an origin has rejected
     /// the one that was minted at this time.
     pub(super) fn promoted(&self, rejected: Option<Instant>) -> Option<Self> {
-        let is_rejected = self.current.as_ref().is_some_and(|current| rejected == Some(current.minted));
+        let is_rejected = self.current.as_ref().is_some_and(|current| rejected == Some(current.minted()));
         if !self.has_next() || !(is_rejected || self.freshness() == Freshness::Replaceable) {
             return None;
         }
         let current = self.next.clone();
         let earlier = self.searched_besides(&[&current]);
-        let (recipe, workspace, retired) = (self.recipe.clone(), self.workspace.clone(), self.retired.clone());
-        Some(Self { recipe, fingerprint: self.fingerprint, workspace, current, next: None, earlier, retired })
+        let retired = self.retired.clone();
+        Some(Self { current, earlier, retired, ..self.emptied(self.recipe.clone()) })
     }
 
     /// Returns the state under a newer policy. Tokens of another recipe are only searched for.
@@ -584,8 +450,14 @@ impl Minting {
         let (current, next) = if is_same { (self.current.clone(), self.next.clone()) } else { (None, None) };
         let earlier = self.searched_besides(&[&current, &next]);
         let retired = self.retired_by(&new.recipe);
-        let (recipe, workspace) = (new.recipe.clone(), new.workspace.clone());
-        Self { recipe, fingerprint: new.fingerprint, workspace, current, next, earlier, retired }
+        Self { current, next, earlier, retired, ..new.emptied(new.recipe.clone()) }
+    }
+
+    /// Returns the state with another recipe and without a value.
+    fn emptied(&self, recipe: Arc<MintRecipe>) -> Self {
+        let (fingerprint, since, workspace) = (recipe.fingerprint(), self.since, self.workspace.clone());
+        let (current, next, earlier, retired) = (None, None, Vec::new(), Vec::new());
+        Self { recipe, fingerprint, since, workspace, current, next, earlier, retired }
     }
 
     /// Returns the tokens that may still be valid, except those that are kept elsewhere, and the oldest if there are too many.
@@ -595,7 +467,7 @@ impl Minting {
             |value: &MintedValue| kept.iter().any(|kept| kept.as_ref().is_some_and(|kept| kept.is_same_as(value)));
         let all = self.current.iter().chain(&self.next).chain(&self.earlier);
         let mut left: Vec<Arc<MintedValue>> = Vec::new();
-        for value in all.filter(|value| value.searched_until > now && !is_kept(value)) {
+        for value in all.filter(|value| value.times.read().searched_until > now && !is_kept(value)) {
             if left.len() < MAX_EARLIER && !left.iter().any(|known| known.is_same_as(value)) {
                 left.push(value.clone());
             }
@@ -605,7 +477,7 @@ impl Minting {
 
     /// Returns the secrets that are no longer those of the recipe.
     fn retired_by(&self, new: &MintRecipe) -> Vec<Arc<HeldSecret>> {
-        let is_new = |held: &HeldSecret| new.secrets().any(|(_, new)| new.secret.expose() == held.secret.expose());
+        let is_new = |held: &HeldSecret| new.secrets().any(|(_, new)| new.secret().expose() == held.secret().expose());
         let all = self.recipe.secrets().map(|(_, held)| held).chain(&self.retired);
         all.filter(|held| !is_new(held)).take(MAX_RETIRED).cloned().collect()
     }
@@ -614,6 +486,8 @@ impl Minting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::secret_store::{StoreItem, StoreLogin, StoreReference, StoreServer};
+    use crate::policy::token_request::ClientAuth;
 
     const TOKEN: &str = "k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf";
 
@@ -622,7 +496,44 @@ mod tests {
     }
 
     fn value_of(token: &str, life: u64) -> Result<MintedValue, UnusableToken> {
-        MintedValue::new(Secret::new(token.into()), TokenLife::Stated(Duration::from_secs(life)), 0.5)
+        minted(token, TokenLife::Stated(Duration::from_secs(life)))
+    }
+
+    fn minted(token: &str, life: TokenLife) -> Result<MintedValue, UnusableToken> {
+        MintedValue::new(Secret::new(token.into()), Strength::of(token.as_bytes()), life, 0.5)
+    }
+
+    /// Returns a value with other times.
+    fn with_times(value: MintedValue, change: impl FnOnce(&mut Times)) -> MintedValue {
+        change(&mut value.times.write());
+        value
+    }
+
+    fn request(scope: Option<&str>) -> MintRecipe {
+        let request = TokenRequest {
+            url: HookUrl::parse("https://login.test/token").unwrap(),
+            grant: TokenGrant::ClientCredentials,
+            client: ClientAuth::Public { id: "me".to_owned() },
+            parameters: scope.map(|scope| ("scope", scope.to_owned())).into_iter().collect(),
+            assumed_life: Duration::from_secs(3600),
+        };
+        MintRecipe { method: MintMethod::Token(Arc::new(request)), mint_timeout: Duration::from_secs(10) }
+    }
+
+    fn stored() -> MintRecipe {
+        let server = StoreServer {
+            url: HookUrl::parse("https://vault.test").unwrap(),
+            login: StoreLogin::VaultToken { namespace: None },
+            secrets: Vec::new(),
+        };
+        let read = StoreRead {
+            server: Arc::new(server),
+            reference: StoreReference::parse("vault://secret/a#b").and_then(Result::ok).unwrap(),
+            item: StoreItem::VaultKv1 { path: Vec::new() },
+            refresh: Duration::from_secs(600),
+            max_stale: Duration::from_secs(3600),
+        };
+        MintRecipe { method: MintMethod::Store(Arc::new(read)), mint_timeout: Duration::from_secs(10) }
     }
 
     #[test]
@@ -630,8 +541,8 @@ mod tests {
         let left = |value: &MintedValue| {
             let now = Instant::now();
             (
-                value.renew_at.saturating_duration_since(now).as_secs(),
-                value.expires.0.saturating_duration_since(now).as_secs(),
+                value.times.read().renew_at.saturating_duration_since(now).as_secs(),
+                value.times.read().expires.0.saturating_duration_since(now).as_secs(),
             )
         };
         for (life, renewed, used) in [(3600, 2789, 3589), (100, 77, 89), (1, 0, 0), (u64::MAX, 2_008_799, 2_591_989)] {
@@ -648,9 +559,9 @@ mod tests {
     fn the_end_by_either_clock_counts() {
         let fresh = || value(3600).ok().unwrap();
         let (now, wall) = (Instant::now(), SystemTime::now());
-        let slept = MintedValue { expires: (fresh().expires.0, wall), ..fresh() };
-        let over = MintedValue { expires: (now, fresh().expires.1), ..fresh() };
-        let aging = MintedValue { renew_at: now, ..fresh() };
+        let slept = with_times(fresh(), |times| times.expires.1 = wall);
+        let over = with_times(fresh(), |times| times.expires.0 = now);
+        let aging = with_times(fresh(), |times| times.renew_at = now);
         assert_eq!(
             [slept, over, aging].map(|value| value.freshness()),
             [Freshness::Absent, Freshness::Absent, Freshness::Aging]
@@ -659,14 +570,7 @@ mod tests {
 
     #[test]
     fn earlier_tokens_are_kept_while_they_may_be_valid() {
-        let recipe = |scope: &str| MintRecipe {
-            url: HookUrl::parse("https://login.test/token").unwrap(),
-            grant: TokenGrant::ClientCredentials,
-            client: ClientAuth::Public { id: "me".to_owned() },
-            parameters: vec![("scope", scope.to_owned())],
-            mint_timeout: Duration::from_secs(10),
-            assumed_life: Duration::from_secs(3600),
-        };
+        let recipe = |scope: &str| request(Some(scope));
         let mut minting = Minting::new(recipe("a"), "default");
         let token = |n: usize| Arc::new(value_of(&format!("{TOKEN}{n:03}"), 3600).ok().unwrap());
         assert_eq!(minting.freshness(), Freshness::Absent);
@@ -678,7 +582,7 @@ mod tests {
             assert_eq!((minting.earlier.len(), minting.next.is_some()), (n.min(MAX_EARLIER), false));
         }
         let now = Instant::now();
-        let over = MintedValue { searched_until: now, ..value(3600).ok().unwrap() };
+        let over = with_times(value(3600).ok().unwrap(), |times| times.searched_until = now);
         minting.current = Some(Arc::new(over));
         minting = minting.with_value(minting.recipe.clone(), token(0), Placing::Now);
         assert_eq!(minting.earlier.len(), MAX_EARLIER, "the one that is over is not among them");
@@ -692,32 +596,59 @@ mod tests {
 
     #[test]
     fn a_renewal_is_sent_after_the_end_of_the_current_token() {
-        let recipe = MintRecipe {
-            url: HookUrl::parse("https://login.test/token").unwrap(),
-            grant: TokenGrant::ClientCredentials,
-            client: ClientAuth::Public { id: "me".to_owned() },
-            parameters: Vec::new(),
-            mint_timeout: Duration::from_secs(10),
-            assumed_life: Duration::from_secs(3600),
-        };
         let now = Instant::now();
-        let aging = MintedValue { renew_at: now, ..value(3600).ok().unwrap() };
+        let aging = with_times(value(3600).ok().unwrap(), |times| times.renew_at = now);
         let renewal = Arc::new(value_of(&TOKEN.replace('k', "x"), 3600).ok().unwrap());
-        let minting = Minting::new(recipe, "default");
+        let minting = Minting::new(request(None), "default");
         let minting = minting.with_value(minting.recipe.clone(), Arc::new(aging), Placing::AfterCurrent);
         assert_eq!(minting.freshness(), Freshness::Aging);
         let mut minting = minting.with_value(minting.recipe.clone(), renewal.clone(), Placing::AfterCurrent);
         assert_eq!(minting.freshness(), Freshness::Fresh);
-        assert_eq!(minting.others().count(), 1, "it is searched for");
-        let current = minting.current.as_ref().map(|current| current.minted);
+        assert_eq!(minting.other_values().count(), 1, "it is searched for");
+        let current = minting.current.as_ref().map(|current| current.minted());
         assert!(minting.promoted(None).is_none() && minting.promoted(Some(now)).is_none(), "it is not time");
         assert!(minting.promoted(current).is_some(), "an origin has rejected the current one");
         minting.current =
-            Some(Arc::new(MintedValue { expires: (now, SystemTime::now()), ..value(3600).ok().unwrap() }));
+            Some(Arc::new(with_times(value(3600).ok().unwrap(), |times| times.expires = (now, SystemTime::now()))));
         assert_eq!(minting.freshness(), Freshness::Replaceable);
         let minting = minting.promoted(None).unwrap();
         assert!(minting.promoted(None).is_none(), "once");
         assert!(minting.current.as_ref().is_some_and(|current| current.is_same_as(&renewal)));
         assert_eq!((minting.freshness(), minting.next.is_some(), minting.earlier.len()), (Freshness::Fresh, false, 1));
+    }
+
+    #[test]
+    fn a_value_without_a_life_is_fetched_again_and_used_while_that_fails() {
+        let kept = TokenLife::Kept { refresh: Duration::from_secs(600), max_stale: Duration::from_secs(3600) };
+        let new = || minted(TOKEN, kept).ok().unwrap();
+        let (now, times) = (Instant::now(), *new().times.read());
+        let left = |time: Instant| time.saturating_duration_since(now).as_secs();
+        assert_eq!((left(times.renew_at), left(times.expires.0)), (570, 4200));
+        assert!(left(times.searched_until) > 11 * 3600);
+        let minting = Minting::new(stored(), "default");
+        let minting = minting.with_value(minting.recipe.clone(), Arc::new(new()), Placing::Now);
+        assert_eq!(minting.freshness(), Freshness::Fresh);
+
+        // A reload reads it again, although it is fresh. The same value has new times then, under the same policy.
+        let reloaded = minting.taken_over_by(&Minting::new(stored(), "default"));
+        assert_eq!(reloaded.freshness(), Freshness::Unconfirmed);
+        let current = reloaded.current.as_ref().unwrap();
+        current.confirm(&new());
+        assert_eq!(reloaded.freshness(), Freshness::Fresh);
+        current.confirm(&with_times(new(), |times| times.renew_at = now));
+        assert_eq!(reloaded.freshness(), Freshness::Aging);
+
+        // Another value is sent a minute later, or at once if an operator wants it.
+        let other = Arc::new(minted(&TOKEN.replace('k', "x"), kept).ok().unwrap());
+        let replaced = reloaded.with_value(reloaded.recipe.clone(), other.clone(), Placing::Soon);
+        assert_eq!((replaced.freshness(), replaced.has_next()), (Freshness::Fresh, true));
+        assert_eq!(left(replaced.current.as_ref().unwrap().times.read().expires.0), 60);
+        let replaced = reloaded.with_value(reloaded.recipe.clone(), other.clone(), Placing::Now);
+        assert!(replaced.current.unwrap().is_same_as(&other));
+
+        // The life of a token is stated by its endpoint, and a reload changes nothing of that.
+        let token = Minting::new(request(None), "default");
+        let token = token.with_value(token.recipe.clone(), Arc::new(value(3600).ok().unwrap()), Placing::Now);
+        assert_eq!(token.taken_over_by(&Minting::new(request(None), "default")).freshness(), Freshness::Fresh);
     }
 }

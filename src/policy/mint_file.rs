@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
-use super::credential_file::CredentialSource;
+use super::credential_file::{CredentialSource, ONLY_VALUES};
+use super::held_secret::HeldSecret;
 use super::hook_url::HookUrl;
-use super::mint::{Assertion, ClientAuth, HeldSecret, MintRecipe, StoredSecret, TokenGrant};
+use super::mint::{MintMethod, MintRecipe};
 use super::reader::{Findings, Section};
 use super::settings::Source;
+use super::token_request::{Assertion, ClientAuth, StoredSecret, TokenGrant, TokenRequest};
 use crate::model::secret::Secret;
 
 /// How long a request waits for a token, unless the configuration says otherwise.
@@ -19,14 +21,14 @@ const MINT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time that a request may wait for a token.
 const MAX_MINT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The life of a token whose server does not state it.
-const ASSUMED_LIFE: Duration = Duration::from_secs(3600);
+pub(super) const ASSUMED_LIFE: Duration = Duration::from_secs(3600);
 /// The longest text of a key, in bytes.
 const MAX_TEXT: usize = 2048;
 /// The type of an access token (RFC 8693 §3).
 const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
 const GITHUB_API: &str = "https://api.github.com";
-const GOOGLE_TOKEN_URL: &str = "https://oauth2.googleapis.com/token";
-const MICROSOFT_LOGIN: &str = "https://login.microsoftonline.com";
+pub(super) const GOOGLE_TOKEN_URL: &str = "https://oauth2.googleapis.com/token";
+pub(super) const MICROSOFT_LOGIN: &str = "https://login.microsoftonline.com";
 
 /// The `auth_type`s whose values are minted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,11 +215,17 @@ impl RawMint {
     }
 
     /// Reports the keys that a type does not have, those that it lacks, and those that are invalid.
-    pub(super) fn check(&self, kind: Option<MintType>, path: &str, findings: &Findings) {
+    pub(super) fn check(&self, kind: Option<MintType>, is_stored: bool, path: &str, findings: &Findings) {
         let at = |name: &str| format!("{path}.{name}");
+        if self.mint_timeout.is_some_and(|timeout| timeout > MAX_MINT_TIMEOUT) {
+            findings.problem(at("mint_timeout"), "too long", "at most 60s");
+        }
+        for (name, _) in self.sources.iter().filter(|(_, source)| matches!(source, Source::Store(_))) {
+            findings.problem(at(name), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
+        }
         let keys = || TEXTS.into_iter().chain(SOURCES).chain(LISTS);
         let Some(kind) = kind else {
-            for name in self.names() {
+            for name in self.names().filter(|name| !(is_stored && *name == "mint_timeout")) {
                 let types = keys().find(|key| key.name == name).map(|key| key.types());
                 let types = types.unwrap_or_else(|| "a type that is minted".to_owned());
                 findings.problem(at(name), format!("requires auth_type = {types}"), format!("no {name}"));
@@ -248,11 +256,7 @@ impl RawMint {
                 findings.problem(at(name), "not an id", "digits, or the client id of the app");
             }
         }
-        if self
-            .texts
-            .get("tenant")
-            .is_some_and(|text| !text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-".contains(&b)))
-        {
+        if self.texts.get("tenant").is_some_and(|text| !is_tenant(text)) {
             findings.problem(at("tenant"), "not a tenant", "its id, or its domain");
         }
         for (name, list) in &self.lists {
@@ -278,12 +282,9 @@ impl RawMint {
         if self.has_permissions && kind != GithubApp {
             findings.problem(at("permissions"), "requires auth_type = \"github_app\"", "no permissions");
         }
-        if self.sources.get("refresh_token").is_some_and(|source| !matches!(source, Source::Secret(_))) {
+        if self.sources.get("refresh_token").is_some_and(|it| !matches!(it, Source::Secret(_) | Source::Store(_))) {
             let problem = "a refresh token may be replaced by its server, and only the vault can store the new one";
             findings.problem(at("refresh_token"), problem, "\"secret:NAME\"");
-        }
-        if self.mint_timeout.is_some_and(|timeout| timeout > MAX_MINT_TIMEOUT) {
-            findings.problem(at("mint_timeout"), "too long", "at most 60s");
         }
         self.check_client(kind, path, findings);
         if let Some(Err(error)) = self.url(kind) {
@@ -404,7 +405,7 @@ impl RawMint {
                 let source = self.sources.get("subject_token")?.clone();
                 let stored = match &source {
                     Source::Secret(name) => Some(secrets.stored(name)),
-                    Source::Env(_) | Source::File(_) => None,
+                    Source::Env(_) | Source::File(_) | Source::Store(_) => None,
                 };
                 let subject_token = line("subject_token")?;
                 TokenGrant::TokenExchange { subject_token, source, stored, subject_token_type: kind }
@@ -434,14 +435,14 @@ impl RawMint {
                 permissions: self.permissions.clone(),
             },
         };
-        Some(MintRecipe {
-            url,
-            grant,
-            client,
-            parameters: self.parameters(kind),
-            mint_timeout: self.mint_timeout.unwrap_or(MINT_TIMEOUT),
-            assumed_life: self.token_lifetime.unwrap_or(ASSUMED_LIFE),
-        })
+        let (parameters, assumed_life) = (self.parameters(kind), self.token_lifetime.unwrap_or(ASSUMED_LIFE));
+        let request = TokenRequest { url, grant, client, parameters, assumed_life };
+        Some(MintRecipe { method: MintMethod::Token(Arc::new(request)), mint_timeout: self.timeout() })
+    }
+
+    /// Returns how long a request waits for a value.
+    pub(super) fn timeout(&self) -> Duration {
+        self.mint_timeout.unwrap_or(MINT_TIMEOUT)
     }
 
     fn parameters(&self, kind: MintType) -> Vec<(&'static str, String)> {
@@ -455,6 +456,32 @@ impl RawMint {
         let resources = self.lists.get("resource").into_iter().flatten().map(|resource| ("resource", resource.clone()));
         texts.chain(resources).collect()
     }
+}
+
+/// Returns true for the id or the domain of a tenant, which is a segment of a URL.
+pub(super) fn is_tenant(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-".contains(&b))
+}
+
+/// Returns the request for a token by the key file of a Google service account. `None` if it is not one, after that has been
+/// reported.
+pub(super) fn google_request(
+    document: &Secret,
+    url: HookUrl,
+    scope: String,
+    (path, findings): (&str, &Findings),
+) -> Option<TokenRequest> {
+    let account = service_account(document, path, findings)?;
+    let assertion = Assertion {
+        issuer: account.client_email.clone(),
+        subject: None,
+        audience: Some(full_url(&url)),
+        scope: Some(scope),
+        key_id: account.private_key_id.clone(),
+        key: Arc::new(HeldSecret::new(Secret::new(account.private_key.as_bytes().to_vec()))),
+    };
+    let (grant, client) = (TokenGrant::JwtBearer(assertion), ClientAuth::Anonymous);
+    Some(TokenRequest { url, grant, client, parameters: Vec::new(), assumed_life: ASSUMED_LIFE })
 }
 
 /// Returns the whole URL, which is the usual audience of an assertion (RFC 7523 §3).
@@ -552,9 +579,13 @@ mod tests {
             let of_task = config.policy.tasks().flat_map(|task| task.credentials().iter().cloned());
             recipes.extend(of_task.filter(|one| one.recipe().is_some()).map(|one| one.name().to_string()));
         }
-        // That of VAULTED is in a file of another machine.
+        // Those of VAULTED and JIRA are in files of another machine.
         recipes.sort();
-        assert_eq!(recipes, ["CRM", "GITHUB", "GOOGLE", "GRAPH", "LEDGER", "MAIL", "PARTNER"]);
+        let stored = ["CRM_KEY", "GITHUB_TOKEN", "LINEAR", "NOTION", "STRIPE"];
+        let minted = ["CRM", "GITHUB", "GOOGLE", "GRAPH", "LEDGER", "MAIL", "PARTNER"];
+        let mut want: Vec<&str> = stored.into_iter().chain(minted).collect();
+        want.sort_unstable();
+        assert_eq!(recipes, want);
     }
 
     const GITHUB: &str =

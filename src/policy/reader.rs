@@ -123,6 +123,13 @@ impl<'f> Section<'f> {
         self.child(key, value)
     }
 
+    /// Returns a table, if it is there.
+    pub(super) fn optional(&mut self, key: &'static str) -> Option<Section<'f>> {
+        let is_given = self.has(key);
+        let section = self.section(key);
+        is_given.then_some(section)
+    }
+
     /// Returns the findings to report to.
     pub(super) fn findings(&self) -> &'f Findings {
         self.findings

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use super::hook_url::HookUrl;
 use super::log_collector::LogCollector;
+use super::secret_store::StoreReference;
 use super::trace_export::TraceExport;
 use crate::model::name::TaskName;
 
@@ -398,6 +399,8 @@ pub enum Source {
     File(PathBuf),
     /// A secret in the vault, in the task's workspace. Only credentials can have this source.
     Secret(String),
+    /// A value in a secret store. Only the values of credentials can have this source.
+    Store(StoreReference),
 }
 
 impl std::fmt::Display for Source {
@@ -407,6 +410,7 @@ impl std::fmt::Display for Source {
             Self::Env(name) => write!(f, "env:{name}"),
             Self::File(path) => write!(f, "file:{}", path.display()),
             Self::Secret(name) => write!(f, "secret:{name}"),
+            Self::Store(reference) => reference.fmt(f),
         }
     }
 }
@@ -422,12 +426,18 @@ impl Source {
         }
     }
 
+    /// Returns true for a variable or a file.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Env(_) | Self::File(_))
+    }
+
     /// Returns the file, if the source is one.
     #[must_use]
     pub fn file(&self) -> Option<&PathBuf> {
         match self {
             Self::File(path) => Some(path),
-            Self::Env(_) | Self::Secret(_) => None,
+            Self::Env(_) | Self::Secret(_) | Self::Store(_) => None,
         }
     }
 }

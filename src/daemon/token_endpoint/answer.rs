@@ -9,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use zeroize::Zeroizing;
 
 use crate::model::secret::Secret;
-use crate::policy::mint::{MintRecipe, TokenGrant};
+use crate::policy::token_request::{TokenGrant, TokenRequest};
 use crate::stages::mint::MintError;
 
 /// The longest token, in bytes. Origins accept request heads of at least 8 KiB.
@@ -62,7 +62,7 @@ struct RefreshAnswer {
 }
 
 /// Parses the answer. `now` is the time by the endpoint's clock.
-pub(super) fn parse(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Answer {
+pub(super) fn parse(body: &[u8], recipe: &TokenRequest, now: SystemTime) -> Answer {
     // Without the grant of a refresh token, one is of no use.
     let refresh_token = match recipe.grant {
         TokenGrant::RefreshToken { .. } => serde_json::from_slice(body).ok().and_then(new_refresh_token),
@@ -81,7 +81,11 @@ fn new_refresh_token(RefreshAnswer { refresh_token }: RefreshAnswer) -> Option<S
     refresh_token.filter(is_valid).map(|token| Secret::new(token.as_bytes().to_vec()))
 }
 
-fn access_token(body: &[u8], recipe: &MintRecipe, now: SystemTime) -> Result<(Secret, Option<Duration>), &'static str> {
+fn access_token(
+    body: &[u8],
+    recipe: &TokenRequest,
+    now: SystemTime,
+) -> Result<(Secret, Option<Duration>), &'static str> {
     // The error's text could have a part of the answer.
     const UNKNOWN: &str = "the answer is not that of a token endpoint";
     if let TokenGrant::GithubInstallation { .. } = recipe.grant {
@@ -132,19 +136,19 @@ fn seconds(life: &Value) -> Result<Duration, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::held_secret::HeldSecret;
     use crate::policy::hook_url::HookUrl;
-    use crate::policy::mint::{Assertion, ClientAuth, HeldSecret, StoredSecret};
     use crate::policy::settings::Source;
     use crate::policy::source::{SecretStore, SourceError};
+    use crate::policy::token_request::{Assertion, ClientAuth, StoredSecret};
     use std::sync::Arc;
 
-    fn recipe(grant: TokenGrant) -> MintRecipe {
-        MintRecipe {
+    fn recipe(grant: TokenGrant) -> TokenRequest {
+        TokenRequest {
             url: HookUrl::parse("https://login.test/token").unwrap(),
             grant,
             client: ClientAuth::Anonymous,
             parameters: Vec::new(),
-            mint_timeout: Duration::from_secs(1),
             assumed_life: Duration::from_secs(60),
         }
     }

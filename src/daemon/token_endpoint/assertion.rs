@@ -15,7 +15,7 @@ use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::files;
-use crate::policy::mint::Assertion;
+use crate::policy::token_request::Assertion;
 
 /// How much earlier than now an assertion is valid, because clocks differ a little.
 const EARLIER: Duration = Duration::from_secs(30);

@@ -5,40 +5,28 @@ mod assertion;
 mod request;
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
-use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::{Response, StatusCode};
+use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
-use zeroize::Zeroizing;
 
 use self::answer::Answer;
 use self::assertion::ClockSkew;
-use super::own_server::{OwnServerDialer, OwnServers, ServerAddress};
+use super::own_request::{OwnRequests, date, is_json, retry_after};
+use super::own_server::OwnServers;
 use crate::model::secret::Secret;
-use crate::policy::hook_url::HookUrl;
-use crate::policy::mint::{MintRecipe, StoredSecret, TokenGrant, TokenLife};
+use crate::policy::mint::TokenLife;
 use crate::policy::settings::Source;
 use crate::policy::source::{SourceError, read_source, usable};
-use crate::stages::forward::EarlyAnswer;
-use crate::stages::mint::{Issued, IssuedToken, Issuer, MintError};
+use crate::policy::token_request::{StoredSecret, TokenGrant, TokenRequest};
+use crate::stages::mint::{IssuedToken, MintError};
 use crate::stages::pin::OwnServer;
 
-/// The time limit for a connection with TLS.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time limit for a request, up to the end of the response.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// The maximum size of a response's head, and of the body of most, in bytes.
+/// The maximum size of the body of most responses, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
 /// The maximum size of a body from GitHub, which describes each repository of the token at length.
 const MAX_GITHUB_RESPONSE: usize = 4 * 1024 * 1024;
@@ -47,7 +35,7 @@ const MIN_SKEW: i64 = 20;
 
 /// The token endpoints of the configuration.
 pub(super) struct TokenEndpoints {
-    dialer: OwnServerDialer,
+    requests: OwnRequests,
     /// How much the clocks of endpoints differ from ours. There are as many as the configuration names.
     skews: Mutex<HashMap<String, ClockSkew>>,
     /// The refresh tokens, by workspace and name. There are as many as the configuration names.
@@ -72,20 +60,18 @@ struct InUse {
 
 impl TokenEndpoints {
     pub(super) fn new(own_servers: &OwnServers<'_>) -> Self {
-        Self { dialer: own_servers.dialer(), skews: Mutex::default(), refresh_tokens: Mutex::default() }
+        let (dialer, server) = (own_servers.dialer(), OwnServer::TokenEndpoint);
+        let requests = OwnRequests { dialer, server, name: "endpoint" };
+        Self { requests, skews: Mutex::default(), refresh_tokens: Mutex::default() }
     }
 
-    pub(super) fn issuer(self) -> Issuer {
-        let this = Arc::new(self);
-        Arc::new(move |recipe| {
-            let this = this.clone();
-            Box::pin(async move { this.issue(&recipe).await })
-        })
-    }
-
-    /// Fetches a token. A refresh token that replaces the one used is in the vault when this returns.
-    async fn issue(&self, recipe: &Arc<MintRecipe>) -> Issued {
-        let failed = |error| Issued { token: Err(error), next: None };
+    /// Fetches a token. A refresh token that replaces the one used is in the vault when this returns. Returns also the request for
+    /// the next token, if it is not the same.
+    pub(super) async fn issue(
+        &self,
+        recipe: &Arc<TokenRequest>,
+    ) -> (Result<IssuedToken, MintError>, Option<Arc<TokenRequest>>) {
+        let failed = |error| (Err(error), None);
         let mut in_use = match self.use_refresh_token(recipe).await {
             Ok(in_use) => in_use,
             Err(error) => return failed(error),
@@ -110,12 +96,12 @@ impl TokenEndpoints {
         };
         let assumed = TokenLife::Assumed(used.assumed_life);
         let token = token.map(|(value, life)| IssuedToken { value, life: life.map_or(assumed, TokenLife::Stated) });
-        Issued { token, next }
+        (token, next)
     }
 
     /// Waits until no other request uses the refresh token of the recipe, in this process or in another one. Stores first what
     /// could not be stored before: the old one must not be sent again.
-    async fn use_refresh_token(&self, recipe: &MintRecipe) -> Result<Option<InUse>, MintError> {
+    async fn use_refresh_token(&self, recipe: &TokenRequest) -> Result<Option<InUse>, MintError> {
         let TokenGrant::RefreshToken { stored, .. } = &recipe.grant else { return Ok(None) };
         let key = (stored.workspace.clone(), stored.name.clone());
         let token = self.refresh_tokens.lock().entry(key).or_default().clone();
@@ -140,7 +126,7 @@ impl TokenEndpoints {
     }
 
     /// Asks for a token, once more if the clocks differ.
-    async fn answer(&self, recipe: &Arc<MintRecipe>) -> Result<Answer, MintError> {
+    async fn answer(&self, recipe: &Arc<TokenRequest>) -> Result<Answer, MintError> {
         let is_asserted = recipe.has_assertion();
         let mut asked = self.ask(recipe).await?;
         if is_asserted && asked.has_new_skew && asked.response.status().is_client_error() {
@@ -148,18 +134,18 @@ impl TokenEndpoints {
             asked = self.ask(recipe).await?;
         }
         let Asked { response, skew, .. } = asked;
-        read_answer(response, recipe, skew.applied_to(SystemTime::now())).await
+        self.read_answer(response, recipe, skew.applied_to(SystemTime::now())).await
     }
 
     /// Sends a request, with the time by the endpoint's clock.
-    async fn ask(&self, recipe: &Arc<MintRecipe>) -> Result<Asked, MintError> {
+    async fn ask(&self, recipe: &Arc<TokenRequest>) -> Result<Asked, MintError> {
         let host = recipe.url.to_string();
         let known = self.skews.lock().get(&host).copied().unwrap_or_default();
         let (signed, now) = (recipe.clone(), known.applied_to(SystemTime::now()));
         // Signing takes milliseconds.
         let request = spawn_blocking(move || request::build(&signed, now)).await;
         let request = request.map_err(|_| MintError::new("the request could not be built"))??;
-        let response = self.send(&recipe.url, request).await?;
+        let response = self.requests.send(&recipe.url, request).await?;
         let found = date(response.headers()).map(|date| ClockSkew::between(SystemTime::now(), date));
         let new = found.filter(|found| found.differs_from(known, MIN_SKEW));
         if let Some(new) = new {
@@ -168,27 +154,34 @@ impl TokenEndpoints {
         Ok(Asked { response, skew: new.unwrap_or(known), has_new_skew: new.is_some() })
     }
 
-    async fn send(&self, url: &HookUrl, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, MintError> {
-        let HookUrl { host, port, is_tls, .. } = url;
-        let address = ServerAddress { server: OwnServer::TokenEndpoint, host, port: *port, is_tls: *is_tls };
-        let unreachable =
-            |error: io::Error| MintError::new(format!("the endpoint cannot be reached: {}", cause(&error)));
-        let no_answer = || MintError::new("the endpoint did not answer in time");
-        let opened = timeout(CONNECT_TIMEOUT, self.dialer.connect(&address)).await;
-        let stream = opened.map_err(|_| no_answer())?.map_err(unreachable)?;
-        // The text of hyper's errors has no data of the server.
-        let failed = |error: hyper::Error| MintError::new(format!("the connection failed: {error}"));
-        let sent = timeout(ANSWER_TIMEOUT, async {
-            let stream = TokioIo::new(EarlyAnswer::new(stream));
-            let handshake = http1::Builder::new().max_buf_size(MAX_RESPONSE).handshake(stream);
-            let (mut sender, driver) = handshake.await.map_err(failed)?;
-            let driver = AbortOnDropHandle::new(tokio::spawn(driver));
-            let mut response = sender.send_request(request).await.map_err(failed)?;
-            // The connection must live as long as its response.
-            response.extensions_mut().insert(Arc::new(Connection { _sender: sender, _driver: driver }));
-            Ok(response)
-        });
-        sent.await.map_err(|_| no_answer())?
+    /// Reads the whole response.
+    async fn read_answer(
+        &self,
+        response: Response<Incoming>,
+        recipe: &TokenRequest,
+        now: SystemTime,
+    ) -> Result<Answer, MintError> {
+        let (head, body) = response.into_parts();
+        let retry_after = retry_after(&head.headers);
+        let max = match recipe.grant {
+            TokenGrant::GithubInstallation { .. } => MAX_GITHUB_RESPONSE,
+            _ => MAX_RESPONSE,
+        };
+        let body = self.requests.read(body, max).await?;
+        if !head.status.is_success() {
+            let reason = match answer::registered_error(&body) {
+                Some(error) => format!("the endpoint answered {}: {error}", head.status.as_u16()),
+                None => format!("the endpoint answered {}", head.status.as_u16()),
+            };
+            let passes = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&head.status);
+            let is_lasting = head.status.is_client_error() && !passes;
+            return Err(MintError { reason, retry_after, is_lasting });
+        }
+        let mut answer = answer::parse(&body, recipe, now);
+        if !is_json(&head.headers) {
+            answer.token = Err(MintError::lasting("the answer is not JSON"));
+        }
+        Ok(answer)
     }
 }
 
@@ -200,25 +193,9 @@ struct Asked {
     has_new_skew: bool,
 }
 
-/// A connection, open until its response has been read.
-struct Connection {
-    _sender: http1::SendRequest<Full<Bytes>>,
-    _driver: AbortOnDropHandle<hyper::Result<()>>,
-}
-
-/// Returns the cause in the proxy's own words: the text of a TLS error may have names of the server's certificate.
-fn cause(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::InvalidData => "the TLS handshake failed".to_owned(),
-        // The code of a refusal.
-        io::ErrorKind::Other => error.to_string(),
-        kind => kind.to_string(),
-    }
-}
-
 /// Returns the recipe with the token that its source has now: the endpoint, another process or another service may have
 /// replaced it.
-async fn with_current_token(recipe: &Arc<MintRecipe>) -> Result<Arc<MintRecipe>, MintError> {
+async fn with_current_token(recipe: &Arc<TokenRequest>) -> Result<Arc<TokenRequest>, MintError> {
     let (token, stored, source) = match &recipe.grant {
         TokenGrant::RefreshToken { token, stored } => (token, Some(stored.clone()), None),
         TokenGrant::TokenExchange { subject_token, stored, source, .. } => {
@@ -244,7 +221,7 @@ async fn with_current_token(recipe: &Arc<MintRecipe>) -> Result<Arc<MintRecipe>,
 }
 
 /// Stores a new refresh token, before the access token that came with it is used.
-async fn store_refresh_token(in_use: &mut InUse, used: &MintRecipe, new: &Secret) -> Result<(), MintError> {
+async fn store_refresh_token(in_use: &mut InUse, used: &TokenRequest, new: &Secret) -> Result<(), MintError> {
     let copy = |secret: &Secret| Secret::new(secret.expose().to_vec());
     let Some(old) = used.changing_token().map(|held| copy(held.secret())) else { return Ok(()) };
     if old.expose() == new.expose() {
@@ -264,48 +241,4 @@ async fn store_refresh_token(in_use: &mut InUse, used: &MintRecipe, new: &Secret
             Err(MintError::new(format!("the new refresh token cannot be stored: {error}")))
         }
     }
-}
-
-/// Reads the whole response.
-async fn read_answer(response: Response<Incoming>, recipe: &MintRecipe, now: SystemTime) -> Result<Answer, MintError> {
-    let (head, body) = response.into_parts();
-    let retry_after = retry_after(&head.headers);
-    let max = match recipe.grant {
-        TokenGrant::GithubInstallation { .. } => MAX_GITHUB_RESPONSE,
-        _ => MAX_RESPONSE,
-    };
-    let read = timeout(ANSWER_TIMEOUT, Limited::new(body, max).collect()).await;
-    let read = read.map_err(|_| MintError::new("the endpoint did not answer in time"))?;
-    let body = read.map_err(|error| match error.is::<LengthLimitError>() {
-        true => MintError::lasting("the answer is too long"),
-        false => MintError::new("the answer is incomplete"),
-    })?;
-    let body = Zeroizing::new(body.to_bytes().to_vec());
-    if !head.status.is_success() {
-        let reason = match answer::registered_error(&body) {
-            Some(error) => format!("the endpoint answered {}: {error}", head.status.as_u16()),
-            None => format!("the endpoint answered {}", head.status.as_u16()),
-        };
-        let passes = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&head.status);
-        let is_lasting = head.status.is_client_error() && !passes;
-        return Err(MintError { reason, retry_after, is_lasting });
-    }
-    let is_json = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).is_some_and(|kind| {
-        let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        essence == "application/json" || essence.ends_with("+json")
-    });
-    let mut answer = answer::parse(&body, recipe, now);
-    if !is_json {
-        answer.token = Err(MintError::lasting("the answer is not JSON"));
-    }
-    Ok(answer)
-}
-
-fn date(headers: &HeaderMap) -> Option<SystemTime> {
-    httpdate::parse_http_date(headers.get(DATE)?.to_str().ok()?).ok()
-}
-
-/// Returns the seconds of `Retry-After`. Its other form, a date, is ignored.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::assertion;
-use crate::policy::mint::{Assertion, ClientAuth, MintRecipe, TokenGrant};
+use crate::policy::token_request::{Assertion, ClientAuth, TokenGrant, TokenRequest};
 use crate::stages::mint::MintError;
 
 /// All but the characters that a form and the parts of `Basic` may carry as they are (RFC 6749 appendix B).
@@ -41,9 +41,9 @@ impl Form {
 ///
 /// # Errors
 /// [`MintError`] for a private key that cannot sign, and for a secret that a header field cannot carry.
-pub(super) fn build(recipe: &MintRecipe, now: SystemTime) -> Result<Request<Full<Bytes>>, MintError> {
+pub(super) fn build(recipe: &TokenRequest, now: SystemTime) -> Result<Request<Full<Bytes>>, MintError> {
     let signed = |assertion: &Assertion| assertion::sign(assertion, now).map_err(MintError::lasting);
-    let MintRecipe { grant, client, .. } = recipe;
+    let TokenRequest { grant, client, .. } = recipe;
     if let TokenGrant::GithubInstallation { assertion, repositories, permissions } = grant {
         let mut narrowed = serde_json::Map::new();
         if !repositories.is_empty() {
@@ -104,7 +104,7 @@ pub(super) fn build(recipe: &MintRecipe, now: SystemTime) -> Result<Request<Full
 }
 
 fn request(
-    recipe: &MintRecipe,
+    recipe: &TokenRequest,
     (accepted, sent): (&'static str, &'static str),
     authorization: Option<Zeroizing<String>>,
     body: Bytes,

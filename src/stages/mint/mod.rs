@@ -28,7 +28,7 @@ use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Stage, Verdict};
 use crate::model::secret::Secret;
 use crate::policy::credential::Credential;
-use crate::policy::mint::{Freshness, MAX_REPLACED, MintKey, MintRecipe, MintedValue, Placing, TokenGrant, TokenLife};
+use crate::policy::mint::{Freshness, MAX_REPLACED, MintKey, MintRecipe, MintedValue, Placing, TokenLife};
 use crate::policy::store::PolicyStore;
 
 /// How long a request waits for a token that it can do without.
@@ -37,7 +37,18 @@ const SHORT_WAIT: Duration = Duration::from_secs(2);
 const SHORT_LIFE: Duration = Duration::from_secs(60);
 
 /// Fetches a token by a recipe.
-pub type Issuer = Arc<dyn Fn(Arc<MintRecipe>) -> BoxFuture<'static, Issued> + Send + Sync>;
+pub type Issuer = Arc<dyn Fn(Arc<MintRecipe>, Purpose) -> BoxFuture<'static, Issued> + Send + Sync>;
+
+/// The purpose of a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The token that is there will expire soon, and may be extended.
+    Renewal,
+    /// The configuration was read again. The store may have another value.
+    Confirmation,
+    /// There is no token, or the one that is there may not be valid.
+    Replacement,
+}
 
 /// The result of a request to a token endpoint.
 pub struct Issued {
@@ -109,6 +120,8 @@ pub struct TokenReport {
 struct State {
     /// The recipe of the flight and of the failures.
     recipe: [u8; 32],
+    /// The time at which the configuration was read.
+    configured_at: Option<Instant>,
     flight: Option<Flight>,
     backoff: Backoff,
     rejections: Rejections,
@@ -131,6 +144,8 @@ enum Need {
     Nothing,
     /// The token will expire soon.
     Renewal,
+    /// The configuration was read again since the value was fetched. The store may have another one.
+    Confirmation,
     /// The token has expired, and the next one is there.
     Promotion,
     /// An origin has rejected the token, which may have another reason.
@@ -170,11 +185,11 @@ impl Mints {
         let states = self.states.lock();
         let report = |credential: &Arc<Credential>| {
             let (key, recipe) = (credential.mint_key()?, credential.recipe()?);
-            let is_usable = matches!(credential.freshness(), Freshness::Fresh | Freshness::Aging);
+            let is_usable = !matches!(credential.freshness(), Freshness::Absent | Freshness::Replaceable);
             let value = credential.minted_value().filter(|_| is_usable);
             let failure = states.get(&key).and_then(|state| state.failure.clone());
             let MintKey { name, workspace } = key;
-            let (endpoint, expires) = (recipe.url.to_string(), value.map(|value| value.expires()));
+            let (endpoint, expires) = (recipe.url().to_string(), value.map(|value| value.expires()));
             let minted = value.map(|value| value.minted_at());
             Some(TokenReport { credential: name, workspace, endpoint, minted, expires, failure })
         };
@@ -213,31 +228,36 @@ impl Mints {
             (state.recipe, state.flight, state.backoff) = (fingerprint, None, Backoff::default());
             state.failure = None;
         }
+        if state.configured_at != credential.configured_at() {
+            // An operator may have mended what has failed.
+            (state.configured_at, state.backoff) = (credential.configured_at(), Backoff::default());
+        }
         let need = state.need(credential);
-        let placing = match need {
+        let purpose = match need {
             Need::Nothing | Need::Promotion => None,
-            Need::Renewal => Some(Placing::AfterCurrent),
-            Need::Replacement | Need::Token => Some(Placing::Now),
+            Need::Renewal => Some(Purpose::Renewal),
+            Need::Confirmation => Some(Purpose::Confirmation),
+            Need::Replacement | Need::Token => Some(Purpose::Replacement),
         };
         let running = state.flight.as_ref().filter(|flight| !flight.over.is_cancelled()).cloned();
-        let (flight, is_new) = match (placing, running) {
+        let (flight, is_new) = match (purpose, running) {
             (None, _) => (None, false),
             (Some(_), Some(running)) => (Some(running), false),
             (Some(_), None) if state.backoff.is_waiting() || self.drain.is_cancelled() => (None, false),
-            (Some(placing), None) => (Some(self.start(key, recipe, placing, state)), true),
+            (Some(purpose), None) => (Some(self.start(key, recipe, purpose, state)), true),
         };
         Some(Beginning { need, recipe: recipe.clone(), flight, is_new, rejected: state.rejections.last() })
     }
 
-    fn start(self: &Arc<Self>, key: &MintKey, recipe: &Arc<MintRecipe>, placing: Placing, state: &mut State) -> Flight {
+    fn start(self: &Arc<Self>, key: &MintKey, recipe: &Arc<MintRecipe>, purpose: Purpose, state: &mut State) -> Flight {
         let (this, key, recipe, flight) = (self.clone(), key.clone(), recipe.clone(), Flight::default());
         state.flight = Some(flight.clone());
         let Flight { over, has_token } = flight.clone();
-        let must_end = matches!(recipe.grant, TokenGrant::RefreshToken { .. });
+        let must_end = recipe.replaces_secret();
         // It goes on without the request that started it.
         let fetch = async move {
             let _over = over.drop_guard();
-            has_token.store(this.fetch(key, recipe, placing).await, Ordering::Release);
+            has_token.store(this.fetch(key, recipe, purpose).await, Ordering::Release);
         };
         if must_end {
             self.tracker.spawn(fetch);
@@ -248,15 +268,15 @@ impl Mints {
     }
 
     /// Fetches a token and puts it into the policy.
-    async fn fetch(self: Arc<Self>, key: MintKey, recipe: Arc<MintRecipe>, placing: Placing) -> bool {
+    async fn fetch(self: Arc<Self>, key: MintKey, recipe: Arc<MintRecipe>, purpose: Purpose) -> bool {
         let began = Instant::now();
         // Each of its parts has a time limit. It is not cancelled: a refresh token that was replaced would be lost.
-        let Issued { token, next } = (self.issuer)(recipe.clone()).await;
+        let Issued { token, next } = (self.issuer)(recipe.clone(), purpose).await;
         let token = match token {
-            Ok(token) => checked(token).await,
+            Ok(token) => self.checked(&key, token).await,
             Err(error) => Err(error),
         };
-        let mut line = MintLine::new(&key.name, &key.workspace, &recipe.url, began.elapsed());
+        let mut line = MintLine::new(&key.name, &key.workspace, recipe.url(), began.elapsed());
         match &token {
             Ok((value, _)) => line.set_expiry(value.expires()),
             Err(error) => line.set_error(&error.reason),
@@ -274,16 +294,24 @@ impl Mints {
         let fingerprint = recipe.fingerprint();
         match token {
             Ok((value, life)) => {
-                let is_short = life < SHORT_LIFE;
+                let placing = match (purpose, life) {
+                    (Purpose::Replacement, _) | (Purpose::Confirmation, TokenLife::Kept { .. }) => Placing::Now,
+                    (Purpose::Renewal, TokenLife::Kept { .. }) => Placing::Soon,
+                    // Its server says that the earlier one is still valid.
+                    (_, TokenLife::Stated(_) | TokenLife::Assumed(_)) => Placing::AfterCurrent,
+                };
+                let is_known = next.is_none() && self.confirm(&key, fingerprint, &value);
+                // One that is not known is a new policy.
+                let is_short = !is_known && life.time() < SHORT_LIFE && !matches!(life, TokenLife::Kept { .. });
                 // False if the configuration has changed in the meantime. The next request fetches another one.
                 let (used_for, next_for) = (used.clone(), after.clone());
                 let add = move || policies.add_minted(&place, (&used_for, &next_for), (&value, placing));
-                let is_added = spawn_blocking(add).await.unwrap_or(false);
+                let is_added = is_known || spawn_blocking(add).await.unwrap_or(false);
                 self.metrics.minted.inc();
                 self.note(&key, fingerprint, &after, |state| {
                     state.failure = None;
                     match is_short {
-                        true => state.backoff.short_lived(life),
+                        true => state.backoff.short_lived(life.time()),
                         false => state.backoff = Backoff::default(),
                     }
                 });
@@ -306,6 +334,31 @@ impl Mints {
                 false
             }
         }
+    }
+
+    /// Checks a token for its credential, and returns it with its life.
+    async fn checked(
+        &self,
+        key: &MintKey,
+        IssuedToken { value, life }: IssuedToken,
+    ) -> Result<(Arc<MintedValue>, TokenLife), MintError> {
+        let credential = self.policies.snapshot().minted(key).cloned();
+        let credential = credential.ok_or_else(|| MintError::new("there is no such credential any more"))?;
+        let spread = backoff::random_share();
+        // Whether it can be guessed is estimated, which is slow.
+        let value = spawn_blocking(move || credential.checked(value, life, spread)).await;
+        let value = value.map_err(|_| MintError::new("the token could not be checked"))?;
+        let value = value.map_err(|error| MintError::lasting(error.to_string()))?;
+        Ok((Arc::new(value), life))
+    }
+
+    /// Takes over the times of a value that is in use already. Returns false if it is another one.
+    fn confirm(&self, key: &MintKey, fingerprint: [u8; 32], value: &MintedValue) -> bool {
+        let policy = self.policies.snapshot();
+        let credential = policy.minted(key).filter(|credential| credential.fingerprint() == Some(fingerprint));
+        let current = credential.and_then(|credential| credential.minted_value());
+        let is_same = current.filter(|current| current.is_same_as(value));
+        is_same.inspect(|current| current.confirm(value)).is_some()
     }
 
     /// Notes the result of a recipe, unless another one is in use by now.
@@ -338,8 +391,8 @@ impl Mints {
                     return Ok(());
                 }
                 // One request waits. The rejected token may still be valid.
-                Need::Replacement if !is_new => return Ok(()),
-                Need::Replacement | Need::Token => {}
+                Need::Replacement | Need::Confirmation if !is_new => return Ok(()),
+                Need::Replacement | Need::Confirmation | Need::Token => {}
             }
             let Some(flight) = flight else { return Err("the last attempt to mint a token has failed") };
             let limit = if is_selected && need == Need::Token {
@@ -351,7 +404,7 @@ impl Mints {
             match timeout(left, flight.end()).await {
                 // The token may be the next one, if the current one has expired meanwhile.
                 Ok(true) => {}
-                _ if need == Need::Replacement => return Ok(()),
+                _ if need != Need::Token => return Ok(()),
                 // A reload has changed the credential meanwhile.
                 Ok(false) if self.has_other_recipe(key, &recipe) => {}
                 Ok(false) => return Err("no token could be minted"),
@@ -383,6 +436,7 @@ impl State {
             (_, Some(value)) if is_rejected(value.minted()) && credential.replaced_count() < MAX_REPLACED => {
                 Need::Replacement
             }
+            (Freshness::Unconfirmed, _) => Need::Confirmation,
             (Freshness::Aging, _) => Need::Renewal,
             (Freshness::Fresh, _) => Need::Nothing,
         }
@@ -395,17 +449,6 @@ impl Flight {
         self.over.cancelled().await;
         self.has_token.load(Ordering::Acquire)
     }
-}
-
-/// Checks a token, and returns it with its life.
-async fn checked(IssuedToken { value, life }: IssuedToken) -> Result<(Arc<MintedValue>, Duration), MintError> {
-    let (TokenLife::Stated(time) | TokenLife::Assumed(time)) = life;
-    let spread = backoff::random_share();
-    // Whether it can be guessed is estimated, which is slow.
-    let value = spawn_blocking(move || MintedValue::new(value, life, spread)).await;
-    let value = value.map_err(|_| MintError::new("the token could not be checked"))?;
-    let value = value.map_err(|error| MintError::lasting(error.to_string()))?;
-    Ok((Arc::new(value), time))
 }
 
 impl MintError {

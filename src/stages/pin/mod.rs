@@ -121,6 +121,8 @@ pub enum OwnServer {
     ApprovalHook,
     /// A token endpoint. It knows the proxy by its secrets, and may share its addresses with other sites.
     TokenEndpoint,
+    /// A secret store. It knows the proxy by its secrets, and may share its addresses with other sites.
+    SecretStore,
 }
 
 impl OwnServer {
@@ -137,6 +139,7 @@ impl OwnServer {
             }
             Self::ApprovalHook => "address: the proxy's own approval hook",
             Self::TokenEndpoint => "address: the proxy's own token endpoint",
+            Self::SecretStore => "address: the proxy's own secret store",
         }
     }
 }

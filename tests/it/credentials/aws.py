@@ -1,6 +1,7 @@
 """The client and the judge of signed requests: boto3 behind the proxy, moto as AWS, and botocore's own signer.
 
 aws.py setup PORT        creates a user at moto's port, and prints the id and the secret of its key as JSON
+aws.py store PORT ID SECRET VALUE   creates secrets and a parameter with values, and prints the ARN of one as JSON
 aws.py use ENDPOINT      uses several services behind the proxy, and prints what it found as JSON
 aws.py verify SECRET     reads requests as lines of JSON, and prints how many have the signature that botocore makes
 """
@@ -39,6 +40,17 @@ def setup(port):
         raise SystemExit("moto does not verify signatures")
     except botocore.exceptions.ClientError as error:
         print(json.dumps({"id": key["AccessKeyId"], "secret": key["SecretAccessKey"], "wrong": error.response["Error"]["Code"]}))
+
+
+def store(port, key_id, secret, value):
+    key = {"aws_access_key_id": key_id, "aws_secret_access_key": secret}
+    secrets = client("secretsmanager", f"http://127.0.0.1:{port}", **key)
+    document = json.dumps({"token": value, "user": "agent"})
+    arn = secrets.create_secret(Name="prod/github", SecretString=document)["ARN"]
+    secrets.create_secret(Name="binary", SecretBinary=b"\0\1\2")
+    parameters = client("ssm", f"http://127.0.0.1:{port}", **key)
+    parameters.put_parameter(Name="/prod/github/token", Value=value, Type="SecureString")
+    print(json.dumps({"arn": arn}))
 
 
 def use(endpoint):
@@ -101,4 +113,4 @@ def verify(secret):
     print(right)
 
 
-{"setup": setup, "use": use, "verify": verify}[sys.argv[1]](sys.argv[2])
+{"setup": setup, "store": store, "use": use, "verify": verify}[sys.argv[1]](*sys.argv[2:])

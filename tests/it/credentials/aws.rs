@@ -250,29 +250,45 @@ async fn signatures_are_those_that_botocore_makes() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "200");
 }
 
+/// AWS on this machine, which verifies signatures after the first requests.
+pub struct Moto {
+    pub port: u16,
+    _server: tokio::process::Child,
+}
+
+impl Moto {
+    pub async fn start() -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut moto = Command::new(clients().unwrap().join("aws/bin/moto_server"));
+        moto.args(["-H", "127.0.0.1", "-p", &port.to_string()])
+            .envs([("INITIAL_NO_AUTH_ACTION_COUNT", "3"), ("S3_IGNORE_SUBDOMAIN_BUCKETNAME", "true")]);
+        let server = moto.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+        #[allow(clippy::disallowed_methods, reason = "the test plays the origin")]
+        let is_up = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
+        let start = Instant::now();
+        while !is_up().await {
+            assert!(start.elapsed() < Duration::from_secs(60), "moto does not start");
+        }
+        Self { port, _server: server }
+    }
+}
+
+/// Runs a command of `aws.py`, and returns what it prints.
+pub async fn run_script(arguments: &[&str], variables: &[(&str, &str)]) -> Value {
+    let mut command = Command::new(python());
+    command.arg(script()).args(arguments).envs(variables.iter().copied()).kill_on_drop(true);
+    let output = timeout(Duration::from_secs(90), command.output()).await.unwrap().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str::<Value>(&out).unwrap_or_else(|_| panic!("{out}\n{err}"))
+}
+
 /// boto3 with a placeholder as its key uses S3, SQS, DynamoDB and STS of moto, which verifies each signature.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs boto3 and moto of PyPI"]
 async fn boto3_needs_no_key() {
-    let moto_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut moto = Command::new(clients().unwrap().join("aws/bin/moto_server"));
-    moto.args(["-H", "127.0.0.1", "-p", &moto_port.to_string()])
-        .envs([("INITIAL_NO_AUTH_ACTION_COUNT", "3"), ("S3_IGNORE_SUBDOMAIN_BUCKETNAME", "true")]);
-    let _moto = moto.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-    #[allow(clippy::disallowed_methods, reason = "the test plays the origin")]
-    let is_up = async || tokio::net::TcpStream::connect(("127.0.0.1", moto_port)).await.is_ok();
-    let start = Instant::now();
-    while !is_up().await {
-        assert!(start.elapsed() < Duration::from_secs(60), "moto does not start");
-    }
-    let run = async |arguments: &[&str], variables: &[(&str, &str)]| {
-        let mut command = Command::new(python());
-        command.arg(script()).args(arguments).envs(variables.iter().copied()).kill_on_drop(true);
-        let output = timeout(Duration::from_secs(90), command.output()).await.unwrap().unwrap();
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        serde_json::from_str::<Value>(&out).unwrap_or_else(|_| panic!("{out}\n{err}"))
-    };
-    let key = run(&["setup", &moto_port.to_string()], &[]).await;
+    let moto = Moto::start().await;
+    let moto_port = moto.port;
+    let key = run_script(&["setup", &moto_port.to_string()], &[]).await;
     let builder = LabBuilder::new().await;
     builder.dns.set("aws.test", &["127.0.0.1"]);
     let port = tls_before(&builder, "aws.test", moto_port).await;
@@ -293,7 +309,7 @@ async fn boto3_needs_no_key() {
         ("AWS_ACCESS_KEY_ID", "${secrets.AWS}"),
         ("AWS_SECRET_ACCESS_KEY", "none"),
     ];
-    let found = run(&["use", &format!("https://aws.test:{port}")], &variables).await;
+    let found = run_script(&["use", &format!("https://aws.test:{port}")], &variables).await;
     assert_eq!((found["keys"].as_array().unwrap().len(), &found["bodies"]), (6, &true.into()), "{found}");
     assert_eq!((&found["message"], &found["item"]), (&"ä message".into(), &"ä".into()), "{found}");
     assert!(found["user"].as_str().unwrap().ends_with(":user/agent"), "{found}");

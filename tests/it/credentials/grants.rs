@@ -34,15 +34,15 @@ const SECRET: &str = "gHx7Kq2mZv9LpW4sVt6eRRu8";
 const REFRESH: &str = "rt-9LpW4sVt6eRRu8YbN3cHd5JfQw";
 
 /// A key for assertions.
-struct Key {
-    pem: String,
+pub struct Key {
+    pub pem: String,
     public: Vec<u8>,
     algorithm: &'static dyn VerificationAlgorithm,
     name: &'static str,
 }
 
 impl Key {
-    fn rsa() -> Self {
+    pub fn rsa() -> Self {
         let pair = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
         let der = AsDer::<Pkcs8V1Der<'_>>::as_der(&pair).unwrap();
         let public = pair.public_key().as_ref().to_vec();
@@ -80,7 +80,7 @@ impl Key {
     }
 
     /// Verifies an assertion and returns its header and claims.
-    fn verify(&self, assertion: &str) -> (Value, Value) {
+    pub fn verify(&self, assertion: &str) -> (Value, Value) {
         let (signed, signature) = assertion.rsplit_once('.').unwrap();
         let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).unwrap();
         let key = UnparsedPublicKey::new(self.algorithm, &self.public);

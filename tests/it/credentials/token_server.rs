@@ -1,10 +1,10 @@
-//! A token endpoint that answers as a test says.
+//! A token endpoint or secret store that answers as a test says.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -18,6 +18,7 @@ use crate::lab::LabBuilder;
 /// A request for a token.
 #[derive(Clone, Debug)]
 pub struct Asked {
+    pub method: Method,
     pub path: String,
     pub headers: HeaderMap,
     pub body: String,
@@ -111,8 +112,7 @@ impl TokenServer {
         self.gate.acquire().await.unwrap().forget();
         let (parts, body) = request.into_parts();
         let body = String::from_utf8(body.collect().await?.to_bytes().to_vec()).unwrap();
-        assert_eq!(parts.method, "POST");
-        let asked = Asked { path: parts.uri.to_string(), headers: parts.headers, body };
+        let asked = Asked { method: parts.method, path: parts.uri.to_string(), headers: parts.headers, body };
         let number = {
             let mut all = self.asked.lock().unwrap();
             all.push(asked.clone());

@@ -108,7 +108,7 @@ fn header_fields_are_as_stored() {
 /// The keys of each table of the configuration, as listed by the error for an unknown key.
 #[test]
 fn configuration_keys_are_as_stored() {
-    const TABLES: [&str; 17] = [
+    const TABLES: [&str; 23] = [
         "",
         "admin",
         "audit",
@@ -123,6 +123,12 @@ fn configuration_keys_are_as_stored() {
         "plans.x",
         "plans.x.raw",
         "proxy",
+        "secret_stores",
+        "secret_stores.aws",
+        "secret_stores.azure",
+        "secret_stores.gcp",
+        "secret_stores.one_password",
+        "secret_stores.vault",
         "tasks.x",
         "upstream",
         "vault",

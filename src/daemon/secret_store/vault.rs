@@ -1,0 +1,266 @@
+//! Reads values from HashiCorp Vault and OpenBao.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{HeaderName, Method, StatusCode};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Mutex as AsyncMutex;
+use zeroize::Zeroizing;
+
+use super::logins::{Login, Logins, MAX_LOGIN};
+use super::members::Members;
+use super::{StoreFailure, StoreRequest, StoreValue, parsed, path};
+use crate::daemon::own_request::OwnRequests;
+use crate::model::secret::Secret;
+use crate::policy::mint::TokenLife;
+use crate::policy::secret_store::{StoreItem, StoreLogin, StoreRead, StoreServer};
+use crate::stages::mint::{MintError, Purpose};
+
+const TOKEN: HeaderName = HeaderName::from_static("x-vault-token");
+const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
+/// A field that some servers require, so that other programs cannot be made to send requests to them.
+const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
+/// The longest token of a login, in bytes.
+const MAX_TOKEN: usize = 8 * 1024;
+
+/// The leases of the process, by the login and the path.
+#[derive(Default)]
+pub(super) struct Leases(Mutex<HashMap<([u8; 32], String), SharedLease>>);
+
+type SharedLease = Arc<AsyncMutex<Option<Lease>>>;
+
+/// Secrets that the server created for us, all with one life.
+struct Lease {
+    members: Members,
+    id: Option<Zeroizing<String>>,
+    /// The life at the last read or renewal, and when that was.
+    granted: Duration,
+    at: Instant,
+}
+
+#[derive(Deserialize)]
+struct LoginAnswer {
+    auth: LoginAuth,
+}
+
+#[derive(Deserialize)]
+struct LoginAuth {
+    client_token: Zeroizing<String>,
+    lease_duration: u64,
+}
+
+#[derive(Deserialize)]
+struct Kv1Answer {
+    data: Members,
+}
+
+#[derive(Deserialize)]
+struct Kv2Answer {
+    data: Kv2Data,
+}
+
+#[derive(Deserialize)]
+struct Kv2Data {
+    data: Option<Members>,
+}
+
+#[derive(Deserialize)]
+struct LeaseAnswer {
+    lease_id: Zeroizing<String>,
+    lease_duration: u64,
+    #[serde(default)]
+    renewable: bool,
+    /// Not in the answer to a renewal.
+    data: Option<Members>,
+}
+
+/// Reads the value that `read` refers to.
+pub(super) async fn read(
+    requests: &OwnRequests,
+    (logins, leases): (&Logins, &Leases),
+    read: &StoreRead,
+    purpose: Purpose,
+) -> Result<StoreValue, MintError> {
+    let member = read.reference.member.as_deref().unwrap_or_default();
+    let server = Server { logins, requests, server: &read.server };
+    let strs = |names: &[String]| path(names.iter().map(String::as_str));
+    match &read.item {
+        StoreItem::VaultKv1 { path } => {
+            let answer: Kv1Answer = server.ask(&StoreCall::get(strs(path))).await?;
+            Ok(StoreValue { value: answer.data.text(member)?, life: None })
+        }
+        StoreItem::VaultKv2 { mount, path } => {
+            let place = format!("{}/data{}", strs(mount), strs(path));
+            let answer: Kv2Answer = server.ask(&StoreCall::get(place)).await?;
+            let data = answer.data.data.ok_or_else(|| MintError::lasting("the item was deleted"))?;
+            Ok(StoreValue { value: data.text(member)?, life: None })
+        }
+        StoreItem::VaultLease { path } => leases.read(&server, &strs(path), member, purpose).await,
+        _ => Err(MintError::lasting("not an item of Vault")),
+    }
+}
+
+impl Leases {
+    /// Returns a member of a secret with a lease. A lease is extended if it can be; all credentials with this path share it.
+    async fn read(
+        &self,
+        server: &Server<'_>,
+        place: &str,
+        member: &str,
+        purpose: Purpose,
+    ) -> Result<StoreValue, MintError> {
+        let key = (server.server.fingerprint(), place.to_owned());
+        let entry = self.0.lock().entry(key).or_default().clone();
+        let mut lease = entry.lock().await;
+        let has_half = lease.as_ref().is_some_and(|held| held.left() > held.granted / 2);
+        // The reload of a configuration changes nothing of a lease.
+        let is_usable = purpose == Purpose::Confirmation && has_half;
+        if let Some(held) =
+            lease.as_mut().filter(|held| purpose != Purpose::Replacement && !is_usable && !held.is_recent())
+        {
+            match server.renew(held).await {
+                Ok(granted) => (held.granted, held.at) = (granted, Instant::now()),
+                // It was revoked, or has reached its maximum. Another one is created.
+                Err(StoreFailure { status: Some(status), .. }) if status.is_client_error() => *lease = None,
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+        // Of credentials whose leases were rejected at once, one creates another lease.
+        let held = match lease.take().filter(|held| is_usable || held.is_recent()) {
+            Some(held) => held,
+            None => server.create(place).await?,
+        };
+        let value = held.members.text(member);
+        let life = TokenLife::Stated(held.left());
+        *lease = Some(held);
+        Ok(StoreValue { value: value?, life: Some(life) })
+    }
+}
+
+impl Lease {
+    /// Returns true if it was created or extended a short time ago.
+    fn is_recent(&self) -> bool {
+        self.at.elapsed() < (self.granted / 10).min(Duration::from_secs(30))
+    }
+
+    fn left(&self) -> Duration {
+        self.granted.saturating_sub(self.at.elapsed())
+    }
+}
+
+/// A call of the API, which may be repeated after another login.
+struct StoreCall {
+    method: Method,
+    place: String,
+    body: Zeroizing<Vec<u8>>,
+}
+
+impl StoreCall {
+    fn get(place: String) -> Self {
+        Self { method: Method::GET, place, body: Zeroizing::default() }
+    }
+}
+
+/// A server, for the calls of one read.
+struct Server<'v> {
+    logins: &'v Logins,
+    requests: &'v OwnRequests,
+    server: &'v StoreServer,
+}
+
+impl Server<'_> {
+    /// Sends a call. If the token is not accepted, there is one other login: it may have been revoked.
+    async fn ask<T: DeserializeOwned>(&self, call: &StoreCall) -> Result<T, StoreFailure> {
+        let token = self.token().await?;
+        let mut answer = self.send(call, Some(&token)).await;
+        let is_denied = matches!(&answer, Err(StoreFailure { status: Some(StatusCode::FORBIDDEN), .. }));
+        if is_denied && matches!(self.server.login, StoreLogin::Vault { .. }) {
+            self.logins.forget(self.server.fingerprint(), &token).await;
+            let token = self.token().await?;
+            answer = self.send(call, Some(&token)).await;
+        }
+        Ok(parsed(&answer?)?)
+    }
+
+    async fn send(&self, call: &StoreCall, token: Option<&Secret>) -> Result<Zeroizing<Vec<u8>>, StoreFailure> {
+        let mut request = StoreRequest::get(format!("/v1{}", call.place));
+        request.method = call.method.clone();
+        request.body = call.body.clone();
+        request.fields.push((REQUEST, "true".to_owned()));
+        if let StoreLogin::Vault { namespace: Some(name), .. } | StoreLogin::VaultToken { namespace: Some(name) } =
+            &self.server.login
+        {
+            request.fields.push((NAMESPACE, name.clone()));
+        }
+        if let Some(token) = token {
+            let token =
+                std::str::from_utf8(token.expose()).map_err(|_| lasting("a header field cannot carry the token"))?;
+            request.secrets.push((TOKEN, Zeroizing::new(token.to_owned())));
+        }
+        request.send(self.requests, self.server).await
+    }
+
+    /// Returns a token: the configured one, or that of a login, which is shared.
+    async fn token(&self) -> Result<Arc<Secret>, StoreFailure> {
+        if let StoreLogin::Vault { mount, role, secret, .. } = &self.server.login {
+            let login = self.login(mount, (role.0, &role.1), secret);
+            let token = self.logins.token(self.server.fingerprint(), login).await;
+            return token.map_err(|error| StoreFailure { status: None, error });
+        }
+        let token = self.server.secret("token").ok_or_else(|| lasting("the store has no token"))?;
+        Ok(Arc::new(Secret::new(token.expose().to_vec())))
+    }
+
+    async fn login(&self, mount: &[String], role: (&str, &str), secret_key: &str) -> Result<Login, MintError> {
+        let secret = self.server.secret(secret_key);
+        let secret = secret.ok_or_else(|| MintError::lasting("the store has no secret for the login"))?;
+        let secret =
+            std::str::from_utf8(secret.expose()).map_err(|_| MintError::lasting("the secret is not in UTF-8"))?;
+        let body = serde_json::to_vec(&HashMap::from([role, (secret_key, secret)]));
+        let body = Zeroizing::new(body.map_err(|_| MintError::lasting("the login cannot be written"))?);
+        let place = path(std::iter::once("auth").chain(mount.iter().map(String::as_str)).chain(["login"]));
+        let LoginAnswer { auth } = parsed(&self.send(&StoreCall { method: Method::POST, place, body }, None).await?)?;
+        let LoginAuth { client_token, lease_duration } = auth;
+        if !(1..=MAX_TOKEN).contains(&client_token.len()) || !client_token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(MintError::lasting("the token of the login is not one"));
+        }
+        // A token without an end has the duration 0.
+        let life = if lease_duration == 0 { MAX_LOGIN } else { Duration::from_secs(lease_duration) };
+        Ok(Login::new(Secret::new(client_token.as_bytes().to_vec()), life))
+    }
+
+    /// Creates a secret with a lease.
+    async fn create(&self, place: &str) -> Result<Lease, StoreFailure> {
+        let answer: LeaseAnswer = self.ask(&StoreCall::get(place.to_owned())).await?;
+        let members = answer.data.ok_or_else(|| lasting("the item has no fields"))?;
+        if answer.lease_duration == 0 {
+            return Err(lasting("the secret has no lease, so its engine is not a dynamic one"));
+        }
+        let id = Some(answer.lease_id).filter(|id| answer.renewable && !id.is_empty());
+        Ok(Lease { members, id, granted: Duration::from_secs(answer.lease_duration), at: Instant::now() })
+    }
+
+    /// Extends a lease. Returns its new life.
+    async fn renew(&self, lease: &Lease) -> Result<Duration, StoreFailure> {
+        let refused = || StoreFailure {
+            status: Some(StatusCode::BAD_REQUEST),
+            error: MintError::new("the lease cannot be extended"),
+        };
+        let id = lease.id.as_ref().ok_or_else(refused)?;
+        let body = serde_json::json!({ "lease_id": id.as_str(), "increment": lease.granted.as_secs() });
+        let place = path(["sys", "leases", "renew"]);
+        let call = StoreCall { method: Method::PUT, place, body: Zeroizing::new(body.to_string().into_bytes()) };
+        let answer: LeaseAnswer = self.ask(&call).await?;
+        let granted = Duration::from_secs(answer.lease_duration);
+        // Near its maximum, a lease is extended by less and less.
+        if granted < lease.granted / 2 { Err(refused()) } else { Ok(granted) }
+    }
+}
+
+fn lasting(reason: &str) -> StoreFailure {
+    MintError::lasting(reason).into()
+}

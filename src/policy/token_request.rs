@@ -1,0 +1,252 @@
+//! Requests for access tokens: the token endpoint, the grant, and how the proxy identifies itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::held_secret::{HeldSecret, PartsHash};
+use super::hook_url::HookUrl;
+use super::settings::Source;
+use super::source::SecretStore;
+use crate::model::secret::Secret;
+
+/// How an access token is fetched.
+#[derive(Clone)]
+pub struct TokenRequest {
+    /// The URL that the request is sent to, which is always the operator's.
+    pub url: HookUrl,
+    /// The permission that the server is shown.
+    pub grant: TokenGrant,
+    /// How the proxy identifies itself to the server.
+    pub client: ClientAuth,
+    /// The request's further parameters, such as `scope`. A name may occur several times.
+    pub parameters: Vec<(&'static str, String)>,
+    /// The life of a token whose server does not state it.
+    pub assumed_life: Duration,
+}
+
+/// The permission that a token endpoint is shown.
+#[derive(Clone)]
+pub enum TokenGrant {
+    /// The client's own (RFC 6749 §4.4).
+    ClientCredentials,
+    /// A refresh token (RFC 6749 §6). It is a secret of the vault, because the server may replace it.
+    RefreshToken {
+        /// The token when the configuration was read, or the one that replaced it.
+        token: Arc<HeldSecret>,
+        /// Its place in the vault.
+        stored: StoredSecret,
+    },
+    /// A signed assertion (RFC 7523 §2.1).
+    JwtBearer(Assertion),
+    /// A token of another issuer (RFC 8693).
+    TokenExchange {
+        /// The token when the configuration was read, or a later one.
+        subject_token: Arc<HeldSecret>,
+        /// Its source, which is read for each token, because others renew it.
+        source: Source,
+        /// Its place, if that is the vault.
+        stored: Option<StoredSecret>,
+        /// The URI of its type.
+        subject_token_type: String,
+    },
+    /// An installation of a GitHub App, in JSON instead of a form.
+    GithubInstallation {
+        /// The assertion of the app.
+        assertion: Assertion,
+        /// The names of repositories. Empty for all of the installation.
+        repositories: Vec<String>,
+        /// Permissions with their levels. Empty for all of the app.
+        permissions: Vec<(String, String)>,
+    },
+}
+
+/// A secret of the vault, which is read and replaced while the policy is in force.
+#[derive(Clone)]
+pub struct StoredSecret {
+    /// The vault.
+    pub store: Arc<dyn SecretStore>,
+    /// The workspace.
+    pub workspace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// How a client identifies itself to a token endpoint.
+#[derive(Clone)]
+pub enum ClientAuth {
+    /// Not at all: the grant is enough.
+    Anonymous,
+    /// By its id alone (RFC 6749 §2.2).
+    Public {
+        /// The client's id.
+        id: String,
+    },
+    /// `Authorization: Basic` (RFC 6749 §2.3.1).
+    Basic {
+        /// The client's id.
+        id: String,
+        /// The client's secret.
+        secret: Arc<HeldSecret>,
+    },
+    /// Parameters of the form (RFC 6749 §2.3.1).
+    Post {
+        /// The client's id.
+        id: String,
+        /// The client's secret.
+        secret: Arc<HeldSecret>,
+    },
+    /// A signed assertion (RFC 7523 §2.2).
+    PrivateKeyJwt {
+        /// The client's id.
+        id: String,
+        /// The assertion.
+        assertion: Assertion,
+    },
+}
+
+/// The constant parts of a signed assertion (RFC 7523 §3).
+#[derive(Clone)]
+pub struct Assertion {
+    /// The claim `iss`.
+    pub issuer: String,
+    /// The claim `sub`.
+    pub subject: Option<String>,
+    /// The claim `aud`.
+    pub audience: Option<String>,
+    /// The claim `scope`, which Google reads.
+    pub scope: Option<String>,
+    /// The header parameter `kid`.
+    pub key_id: Option<String>,
+    /// The private key, in PEM.
+    pub key: Arc<HeldSecret>,
+}
+
+impl Assertion {
+    fn add_to(&self, hash: &mut PartsHash) {
+        let Self { issuer, subject, audience, scope, key_id, key: _ } = self;
+        hash.add_all([issuer.as_str()]);
+        hash.add_optional([subject, audience, scope, key_id].map(Option::as_deref));
+    }
+}
+
+impl TokenRequest {
+    /// Returns the secrets that are sent to the token endpoint, or sign what is sent, with the keys that name their sources.
+    pub fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
+        let of_grant = match &self.grant {
+            TokenGrant::ClientCredentials => None,
+            TokenGrant::RefreshToken { token, .. } => Some(("refresh_token", token)),
+            TokenGrant::JwtBearer(assertion) | TokenGrant::GithubInstallation { assertion, .. } => {
+                Some(("private_key", &assertion.key))
+            }
+            TokenGrant::TokenExchange { subject_token, .. } => Some(("subject_token", subject_token)),
+        };
+        let of_client = match &self.client {
+            ClientAuth::Anonymous | ClientAuth::Public { .. } => None,
+            ClientAuth::Basic { secret, .. } | ClientAuth::Post { secret, .. } => Some(("client_secret", secret)),
+            ClientAuth::PrivateKeyJwt { assertion, .. } => Some(("private_key", &assertion.key)),
+        };
+        of_grant.into_iter().chain(of_client)
+    }
+
+    /// Describes what its tokens permit, without a secret.
+    #[must_use]
+    pub fn permissions(&self) -> String {
+        let of_assertion = |Assertion { issuer, subject, audience, scope, .. }: &Assertion| {
+            let parts = [Some(issuer), subject.as_ref(), audience.as_ref(), scope.as_ref()];
+            parts.into_iter().flatten().cloned().collect::<Vec<_>>().join(" ")
+        };
+        // A query could have a secret.
+        let path = self.url.path().split('?').next().unwrap_or_default();
+        let mut parts = vec![format!("{}{path}", self.url)];
+        match &self.client {
+            ClientAuth::Anonymous => {}
+            ClientAuth::Public { id }
+            | ClientAuth::Basic { id, .. }
+            | ClientAuth::Post { id, .. }
+            | ClientAuth::PrivateKeyJwt { id, .. } => parts.push(format!("client {id}")),
+        }
+        match &self.grant {
+            TokenGrant::ClientCredentials => {}
+            TokenGrant::RefreshToken { stored, .. } => parts.push(format!("refresh token {}", stored.name)),
+            TokenGrant::TokenExchange { subject_token_type, .. } => parts.push(subject_token_type.clone()),
+            TokenGrant::JwtBearer(assertion) => parts.push(of_assertion(assertion)),
+            TokenGrant::GithubInstallation { assertion, repositories, permissions } => {
+                parts.push(of_assertion(assertion));
+                let repositories = if repositories.is_empty() { "all".to_owned() } else { repositories.join(" ") };
+                parts.push(format!("repositories {repositories}"));
+                let all = permissions.iter().map(|(name, level)| format!("{name}={level}")).collect::<Vec<_>>();
+                parts.push(format!("permissions {}", if all.is_empty() { "all".to_owned() } else { all.join(" ") }));
+            }
+        }
+        parts.extend(self.parameters.iter().map(|(name, value)| format!("{name} {value}")));
+        parts.join(", ")
+    }
+
+    /// Returns true if a request for a token has a time in it, which depends on the clocks.
+    #[must_use]
+    pub fn has_assertion(&self) -> bool {
+        matches!(self.client, ClientAuth::PrivateKeyJwt { .. })
+            || matches!(self.grant, TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. })
+    }
+
+    /// Returns the token of the grant, if it is one that changes while the policy is in force.
+    #[must_use]
+    pub fn changing_token(&self) -> Option<&Arc<HeldSecret>> {
+        match &self.grant {
+            TokenGrant::RefreshToken { token, .. } | TokenGrant::TokenExchange { subject_token: token, .. } => {
+                Some(token)
+            }
+            TokenGrant::ClientCredentials | TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. } => None,
+        }
+    }
+
+    /// Returns the request with another token of the grant.
+    #[must_use]
+    pub fn with_token(&self, new: Secret) -> Self {
+        let mut request = self.clone();
+        match &mut request.grant {
+            TokenGrant::RefreshToken { token, .. } | TokenGrant::TokenExchange { subject_token: token, .. } => {
+                *token = Arc::new(HeldSecret::new(new));
+            }
+            TokenGrant::ClientCredentials | TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. } => {}
+        }
+        request
+    }
+
+    /// Adds everything that a token depends on.
+    pub(super) fn add_to(&self, hash: &mut PartsHash) {
+        hash.add_all([self.url.to_string().as_str(), self.url.path()]);
+        match &self.client {
+            ClientAuth::Anonymous => hash.add_all(["anonymous"]),
+            ClientAuth::Public { id } => hash.add_all(["public", id]),
+            ClientAuth::Basic { id, .. } => hash.add_all(["basic", id]),
+            ClientAuth::Post { id, .. } => hash.add_all(["post", id]),
+            ClientAuth::PrivateKeyJwt { id, assertion } => {
+                hash.add_all(["private_key_jwt", id]);
+                assertion.add_to(hash);
+            }
+        }
+        match &self.grant {
+            TokenGrant::ClientCredentials => hash.add_all(["client_credentials"]),
+            TokenGrant::RefreshToken { stored: StoredSecret { workspace, name, .. }, .. } => {
+                hash.add_all(["refresh_token", workspace, name]);
+            }
+            TokenGrant::JwtBearer(assertion) => {
+                hash.add_all(["jwt_bearer"]);
+                assertion.add_to(hash);
+            }
+            TokenGrant::TokenExchange { subject_token_type, .. } => hash.add_all(["exchange", subject_token_type]),
+            TokenGrant::GithubInstallation { assertion, repositories, permissions } => {
+                hash.add_all(["github"]);
+                assertion.add_to(hash);
+                hash.add_all(repositories.iter().map(String::as_str));
+                permissions.iter().for_each(|(name, level)| hash.add_all([name, "=", level]));
+            }
+        }
+        self.parameters.iter().for_each(|(name, value)| hash.add_all([*name, "=", value]));
+        // Others renew the token that is exchanged, which changes nothing of what it permits.
+        let is_part = |key: &str| key != "subject_token";
+        let secrets = self.secrets().filter(|(key, _)| is_part(key));
+        secrets.for_each(|(_, held)| hash.add(held.secret().expose()));
+    }
+}
