@@ -378,6 +378,23 @@ impl Record {
         self.line.credentials_beside = names.collect();
     }
 
+    /// Records the credentials whose values were sent in messages, beside those that are known.
+    pub fn credentials_in_messages(&mut self, names: &[CredentialName]) {
+        for name in names {
+            let text = name.to_string();
+            let is_known =
+                self.line.credential_used.as_ref() == Some(&text) || self.line.credentials_beside.contains(&text);
+            match &self.line.credential_used {
+                _ if is_known => {}
+                None => self.line.credential_used = Some(text),
+                Some(_) => self.line.credentials_beside.push(text),
+            }
+            if !self.sent_values.contains(name) {
+                self.sent_values.push(name.clone());
+            }
+        }
+    }
+
     /// Returns the injected credential, if any.
     #[must_use]
     pub fn credential_used(&self) -> Option<&str> {

@@ -126,7 +126,7 @@ impl PlaceholderCredential {
         let is_variable = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
         let shown = if is_variable && name.len() <= MAX_SHOWN_NAME { name } else { "…" };
         let wrong = |problem: &str| {
-            let suggestion = "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD, query:PARAMETER, cookie:COOKIE, path, body:json:/POINTER or body:form:PARAMETER";
+            let suggestion = "NAME@HOST, or NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD, query:PARAMETER, cookie:COOKIE, path, body:json:/POINTER, body:form:PARAMETER or websocket:/POINTER";
             Problem::new("--credential", format!("{shown} {problem}"), suggestion)
         };
         let (before, host) = flag.rsplit_once('@').ok_or_else(|| wrong("has no @HOST"))?;
@@ -158,7 +158,7 @@ impl PlaceholderCredential {
             Some(("cookie", cookie)) => ("cookie", Some(("auth_cookie_name", cookie))),
             None if how == "path" => ("path", None),
             // The place is in `swap_in`.
-            Some(("body", _)) => ("placeholder", None),
+            Some(("body" | "websocket", _)) => ("placeholder", None),
             _ => return Err(wrong("has an unknown HOW")),
         };
         let mut credential = Table::new();
@@ -411,6 +411,10 @@ mod tests {
             (
                 "=body:json:/a/b",
                 "auth_type = \"placeholder\" domains = [\"a.example\"] swap_in = [\"body:json:/a/b\"] ",
+            ),
+            (
+                "=websocket:/auth/token",
+                "auth_type = \"placeholder\" domains = [\"a.example\"] swap_in = [\"websocket:/auth/token\"] ",
             ),
             ("=body:form:key", "auth_type = \"placeholder\" domains = [\"a.example\"] swap_in = [\"body:form:key\"] "),
         ];

@@ -63,8 +63,8 @@ pub(super) struct RunArgs {
     /// placeholder of the same format instead, which the proxy replaces with the key in requests to HOST only, in the
     /// field or query parameter in which the command sends it. This also allows HOST. NAME=HOW@HOST allows one place
     /// only: HOW is bearer, basic, header:FIELD, query:PARAMETER, cookie:COOKIE, path,
-    /// body:json:/POINTER or body:form:PARAMETER. Can be repeated, also for more hosts or places of the
-    /// same key; each place then applies to all of its hosts
+    /// body:json:/POINTER, body:form:PARAMETER or websocket:/POINTER. Can be repeated, also for more hosts or places
+    /// of the same key; each place then applies to all of its hosts
     #[arg(long, value_name = "NAME[=HOW]@HOST")]
     credential: Vec<String>,
     /// Also use the integrations and credentials of this task in the configuration

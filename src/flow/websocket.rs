@@ -26,6 +26,7 @@ use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
 use crate::stages::message::arrivals::PauseWatch;
+use crate::stages::message::message_swaps::SwapError;
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
 use crate::stages::scan_limit::ScanLimit;
@@ -107,6 +108,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         },
     };
     let unread = directions.relay(&client, (client_io, origin_io), (idle, until), revocation, &mut record).await;
+    record.credentials_in_messages(directions.up.inner.swapped());
     // Nothing is sent after this.
     let _ = directions.down.finder.reached(directions.down.inner.finds(true));
     if let Some((count, names)) = directions.down.inner.found() {
@@ -325,6 +327,10 @@ impl RelayDirections {
             (Some(RelayError::Leak(_)), _) => {
                 (Some(websocket::POLICY_VIOLATION), RelayEnd::Refused(Deny::LeakDetected.into()))
             }
+            (Some(RelayError::Placeholder(error)), _) => {
+                let refusal = refused_swap(error, record);
+                (Some(close_code(refusal)), RelayEnd::Refused(refusal))
+            }
             (Some(RelayError::TooBig), _) => {
                 (Some(websocket::TOO_BIG), RelayEnd::Refused(Deny::RequestTooLarge.into()))
             }
@@ -352,7 +358,25 @@ impl RelayDirections {
 
 /// Returns the close code for a refusal that ends a relay.
 fn close_code(refusal: Refusal) -> u16 {
-    if refusal == Fail::Draining.into() { websocket::GOING_AWAY } else { websocket::POLICY_VIOLATION }
+    match refusal {
+        Refusal::Fail(Fail::Draining) => websocket::GOING_AWAY,
+        Refusal::Fail(Fail::CredentialUnavailable) => websocket::TRY_AGAIN_LATER,
+        _ => websocket::POLICY_VIOLATION,
+    }
+}
+
+/// Returns the refusal of a message with a placeholder that cannot be replaced.
+fn refused_swap(error: SwapError, record: &mut Record) -> Refusal {
+    match error {
+        SwapError::Misplaced { credential, place, reason } => record.refused_placeholder(&credential, &place, reason),
+        SwapError::Unrelated(credential) => {
+            record.refused_for(Deny::CredentialNotBound, &credential, "another credential is requested too")
+        }
+        SwapError::Unavailable(credential) => {
+            record.rule(format!("{credential}: it has no value now"));
+            Fail::CredentialUnavailable.into()
+        }
+    }
 }
 
 async fn close(mut to: impl AsyncWrite + Unpin, close_frame: Vec<u8>) -> io::Result<()> {

@@ -105,6 +105,8 @@ pub enum Placement {
     Json(Option<String>),
     /// A parameter of a form, by its name, or any parameter.
     Form(Option<String>),
+    /// A string in a JSON message of a WebSocket client, by its JSON Pointer (RFC 6901), or any string.
+    Message(Option<String>),
 }
 
 /// A destination that a credential may be sent to.
@@ -172,7 +174,7 @@ impl Placement {
     pub fn excludes(&self, other: &Self) -> bool {
         match (self, other) {
             // Each placeholder has a text of its own.
-            (Self::Json(_) | Self::Form(_), _) => false,
+            (Self::Json(_) | Self::Form(_) | Self::Message(_), _) => false,
             (Self::Cookie(_), Self::Field(name)) | (Self::Field(name), Self::Cookie(_)) => *name == COOKIE,
             _ => self == other,
         }
@@ -180,7 +182,12 @@ impl Placement {
 
     /// Returns true if a place of a request is this one, or one of those that it stands for.
     fn contains(&self, place: &Self) -> bool {
-        let is_kind = matches!((self, place), (Self::Json(None), Self::Json(_)) | (Self::Form(None), Self::Form(_)));
+        let is_kind = match self {
+            Self::Json(None) => matches!(place, Self::Json(_)),
+            Self::Form(None) => matches!(place, Self::Form(_)),
+            Self::Message(None) => matches!(place, Self::Message(_)),
+            _ => false,
+        };
         is_kind || self == place
     }
 
@@ -193,7 +200,7 @@ impl Placement {
                 !ours && !RESERVED_FIELDS.contains(name)
             }
             // Only where `auth_type` or `swap_in` says so: what stands there may be shown to others.
-            Self::Path | Self::Cookie(_) | Self::Json(_) | Self::Form(_) => false,
+            Self::Path | Self::Cookie(_) | Self::Json(_) | Self::Form(_) | Self::Message(_) => false,
             Self::Parameter(name) => {
                 (1..=64).contains(&name.len())
                     && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.[]".contains(&b))
@@ -252,6 +259,8 @@ impl std::fmt::Display for Placement {
             Self::Json(Some(pointer)) => write!(f, "body:json:{pointer}"),
             Self::Form(None) => f.write_str("body:form"),
             Self::Form(Some(name)) => write!(f, "body:form:{name}"),
+            Self::Message(None) => f.write_str("websocket"),
+            Self::Message(Some(pointer)) => write!(f, "websocket:{pointer}"),
         }
     }
 }
@@ -618,13 +627,14 @@ impl Credential {
         self.auth.place().filter(|_| self.hmac().is_none()).into_iter().chain(of_signature)
     }
 
-    /// Whether the placeholder must be the whole string or parameter in this place of a body: where a place is named, other text could
+    /// Whether the placeholder must be the whole string or parameter in this place of a body or a message: where a place is named, other text could
     /// make a server read something else there.
     #[must_use]
     pub fn must_be_whole_in(&self, place: &Placement) -> bool {
         let anywhere = match place {
             Placement::Json(_) => Placement::Json(None),
             Placement::Form(_) => Placement::Form(None),
+            Placement::Message(_) => Placement::Message(None),
             _ => return false,
         };
         !self.swap_in.contains(&anywhere)

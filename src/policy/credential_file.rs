@@ -334,7 +334,7 @@ impl RawCredential {
                 findings.problem(
                     format!("{}[{i}]", at("swap_in")),
                     format!("{place:?} is not a place for a placeholder"),
-                    "\"header:NAME\", \"query:NAME\", \"cookie:NAME\", \"path\", \"body:json\", \"body:json:/POINTER\", \"body:form\" or \"body:form:NAME\"",
+                    "\"header:NAME\", \"query:NAME\", \"cookie:NAME\", \"path\", \"body:json\", \"body:json:/POINTER\", \"body:form\", \"body:form:NAME\", \"websocket\" or \"websocket:/POINTER\"",
                 );
             }
         }
@@ -355,7 +355,8 @@ impl RawCredential {
             );
         }
         let outside_of_head = |place: &String| {
-            matches!(placement(place), Some(Placement::Path | Placement::Json(_) | Placement::Form(_)))
+            let place = placement(place);
+            matches!(place, Some(Placement::Path | Placement::Json(_) | Placement::Form(_) | Placement::Message(_)))
         };
         if self.auth_type == Some(AuthType::Auto) && self.swap_in.iter().any(outside_of_head) {
             // An API with its key there may show any parameter to others, such as the text of a message.
@@ -926,16 +927,20 @@ fn field(name: &str) -> Option<HeaderName> {
     Placement::Field(name.clone()).can_hold_credential().then_some(name)
 }
 
-/// Parses `header:NAME`, `query:NAME`, `cookie:NAME`, `path`, or a place in a body.
+/// Parses `header:NAME`, `query:NAME`, `cookie:NAME`, `path`, or a place in a body or a message.
 fn placement(place: &str) -> Option<Placement> {
     match place {
         "path" => return Some(Placement::Path),
         "body:json" => return Some(Placement::Json(None)),
         "body:form" => return Some(Placement::Form(None)),
+        "websocket" => return Some(Placement::Message(None)),
         _ => {}
     }
     if let Some(pointer) = place.strip_prefix("body:json:") {
         return is_pointer(pointer).then(|| Placement::Json(Some(pointer.to_owned())));
+    }
+    if let Some(pointer) = place.strip_prefix("websocket:") {
+        return is_pointer(pointer).then(|| Placement::Message(Some(pointer.to_owned())));
     }
     if let Some(name) = place.strip_prefix("body:form:") {
         return (1..=MAX_POINTER).contains(&name.len()).then(|| Placement::Form(Some(name.to_owned())));

@@ -493,6 +493,12 @@ impl Task {
         &self.credentials
     }
 
+    /// Returns the credentials, which tasks with the same ones share.
+    #[must_use]
+    pub fn shared_credentials(&self) -> &Arc<TaskCredentials> {
+        &self.credentials
+    }
+
     /// Returns the matcher for the values that must not leave in a request: the strong values of the task's
     /// credentials, and its tokens. Building it at the first use takes about a millisecond for each credential; see
     /// [`Self::is_prepared`].

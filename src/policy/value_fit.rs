@@ -53,7 +53,7 @@ pub(super) fn unfit(value: &Secret, auth: &Auth, swap_in: &[Placement]) -> Optio
             "a value without blanks, quotes, commas, semicolons and backslashes, or another place",
         );
     }
-    if has_place(|it| matches!(it, Placement::Json(_))) && std::str::from_utf8(bytes).is_err() {
+    if has_place(|it| matches!(it, Placement::Json(_) | Placement::Message(_))) && std::str::from_utf8(bytes).is_err() {
         return unfit("the value is not in UTF-8, as JSON is", "a value in UTF-8, or another place");
     }
     if bytes.len() > MAX_VALUE {

@@ -76,6 +76,10 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     digest.optional(sent_query(grant));
     digest.length(grant.selected_credentials().len());
     grant.selected_credentials().iter().for_each(|chosen| digest.credential(chosen));
+    // Its messages are not known yet.
+    if let Some(swaps) = grant.message_swaps() {
+        swaps.credentials().iter().for_each(|credential| digest.part(credential.name().as_str()));
+    }
 }
 
 /// Returns the query without the parameters that the credential replaces.

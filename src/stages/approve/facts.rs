@@ -1,6 +1,7 @@
 //! The facts that an approval is bound to, for the operator who decides: kept in memory, for the newest requests only.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -14,6 +15,7 @@ use super::digest;
 use crate::audit::record::Record;
 use crate::model::name::ExecutionId;
 use crate::model::tool::{Kind, Tool};
+use crate::policy::credential::{Credential, Placement};
 use crate::stages::authorize::Grant;
 use crate::stages::authorize::credential::SelectedCredential;
 
@@ -157,7 +159,16 @@ impl BoundFacts {
             name: chosen.credential.name().to_string(),
             places: chosen.placements().iter().map(ToString::to_string).collect(),
         };
-        let credentials = grant.selected_credentials().iter().map(bound).collect();
+        let in_messages = |credential: &Arc<Credential>| BoundCredential {
+            name: credential.name().to_string(),
+            places: credential
+                .places()
+                .filter(|it| matches!(it, Placement::Message(_)))
+                .map(|it| it.to_string())
+                .collect(),
+        };
+        let credentials = grant.selected_credentials().iter().map(bound);
+        let credentials = credentials.chain(grant.only_in_messages().map(in_messages)).collect();
         let mut texts = Texts { record, left: MAX_HEAD, is_complete: is_url_whole };
         let is_webhook = grant.kind() == Kind::Tool(Tool::Webhook);
         let query = digest::sent_query(grant).map(|query| match is_webhook {

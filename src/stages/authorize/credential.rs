@@ -111,7 +111,11 @@ impl Swap {
             Placement::Field(name) => strip::carries_key(name),
             // Their field is removed.
             Placement::Cookie(_) => true,
-            Placement::Parameter(_) | Placement::Path | Placement::Json(_) | Placement::Form(_) => false,
+            Placement::Parameter(_)
+            | Placement::Path
+            | Placement::Json(_)
+            | Placement::Form(_)
+            | Placement::Message(_) => false,
         };
         in_key || task.credentials().is_auth_placement(&self.place)
     }

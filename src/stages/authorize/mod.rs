@@ -35,8 +35,10 @@ use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 use crate::policy::task_credentials::TaskCredentials;
 use crate::stages::message::aws_fields::AnnouncedPayload;
+use crate::stages::message::message_swaps::MessageSwaps;
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::message::swap_body::BodyKind;
+use crate::stages::message::websocket;
 
 /// Evidence that a task may reach a destination.
 ///
@@ -106,6 +108,8 @@ struct CredentialRules {
     reserved: Option<Vec<Placement>>,
     /// The destination may know a credential of the task.
     may_be_known: bool,
+    /// The credentials that are swapped in the messages of a WebSocket.
+    in_messages: Option<Box<MessageSwaps>>,
 }
 
 /// The parts of a granted exchange that later policies are checked against.
@@ -284,7 +288,7 @@ impl Grant {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
-            credentials: self.selected_credentials().iter().map(|chosen| chosen.credential.name().clone()).collect(),
+            credentials: self.all_credentials().map(|credential| credential.name().clone()).collect(),
             approved: false,
             minted: self.values.minted.clone(),
             fixed: None,
@@ -326,7 +330,7 @@ impl Grant {
 
     /// Returns the credentials whose values are sent. A key that signs is not.
     pub(super) fn sent_values(&self) -> impl Iterator<Item = &Credential> {
-        self.selected_credentials().iter().map(|chosen| &*chosen.credential).filter(|one| one.is_sent())
+        self.all_credentials().map(|credential| &**credential).filter(|one| one.is_sent())
     }
 
     /// Returns true if a cookie of this name is replaced.
@@ -362,6 +366,22 @@ impl Grant {
     /// Returns the selected credential, if any, and those that are sent beside it.
     pub(super) fn selected_credentials(&self) -> &[SelectedCredential] {
         &self.credentials.selected
+    }
+
+    /// Returns the credentials that are swapped in the messages of a WebSocket.
+    pub(super) fn message_swaps(&self) -> Option<&MessageSwaps> {
+        self.credentials.in_messages.as_deref()
+    }
+
+    /// Returns the credentials that may be sent in messages and are not selected.
+    pub(super) fn only_in_messages(&self) -> impl Iterator<Item = &Arc<Credential>> {
+        let all = self.message_swaps().into_iter().flat_map(MessageSwaps::credentials);
+        all.filter(|one| self.selected_credentials().iter().all(|chosen| chosen.credential.name() != one.name()))
+    }
+
+    /// Returns the selected credentials, and those that may be sent in messages.
+    fn all_credentials(&self) -> impl Iterator<Item = &Arc<Credential>> {
+        self.selected_credentials().iter().map(|chosen| &chosen.credential).chain(self.only_in_messages())
     }
 
     /// Returns the placements reserved for an injected credential: those of all the task's credentials, where the
@@ -577,11 +597,16 @@ fn grant(
     record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
     let places = || task.credentials().placements().to_vec();
     let reserved = admitted.allowed.required().next().is_some().then(places);
+    let in_messages = MessageSwaps::of(task.shared_credentials(), &marks, |one| to.1.may_receive(one, to.0));
+    let is_websocket = || matches!(websocket::parse_upgrade(parts), Ok(Some(_)));
+    let in_messages = in_messages.filter(|_| kind.takes_placeholders() && is_websocket()).map(Box::new);
+    let sent = chosen.iter().map(|chosen| &*chosen.credential);
+    let sent = sent.chain(in_messages.iter().flat_map(|swaps| swaps.credentials()).map(AsRef::as_ref));
     let values = ProtectedValues {
         in_request: task.values().clone(),
         minted: task.credentials().minted_for(to.0.host()).flat_map(|one| one.minted_values()).cloned().collect(),
         fixed: task.credentials().fixed_values(),
-        in_response: task.credentials().masked_after(chosen.iter().map(|chosen| &*chosen.credential)),
+        in_response: task.credentials().masked_after(sent),
         decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: Some(policy.leak().max_ratio()) },
     };
     let may_be_known = task.credentials().could_come_from(to.0.host());
@@ -590,7 +615,14 @@ fn grant(
         path,
         limits: limits(task, kind, parts)?,
         values,
-        credentials: CredentialRules { selected: chosen, placeholders: marks, awaits_body, reserved, may_be_known },
+        credentials: CredentialRules {
+            selected: chosen,
+            placeholders: marks,
+            awaits_body,
+            reserved,
+            may_be_known,
+            in_messages,
+        },
         is_restricted,
         forwards_trace_context: admitted.allowed.forwards_trace_context(),
         admitted,

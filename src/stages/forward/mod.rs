@@ -42,6 +42,7 @@ use super::message::arrivals::PauseWatch;
 use super::message::h2_trailers::{MarkTrailers, OVER_BUDGET, is_over_budget};
 use super::message::headers;
 use super::message::late_trailers::{Framing, LateTrailers, Trailers};
+use super::message::message_swaps::MessageSwaps;
 use super::message::request_body::RequestBody;
 use super::message::websocket::{Downward, UpgradeRequest, Upward};
 use super::pin::PinnedTarget;
@@ -122,8 +123,15 @@ pub struct OriginResponse {
     /// Charges messages that are held.
     pub(super) reservation: Reservation,
     pub(super) revocation: Revocation,
-    /// The origin's end of the connection after a switch to WebSocket.
-    pub(super) switched: Option<OnUpgrade>,
+    /// The connection, after a switch to WebSocket.
+    pub(super) switched: Option<Box<Switched>>,
+}
+
+/// The origin's end of a connection that has switched to WebSocket.
+pub(super) struct Switched {
+    origin: OnUpgrade,
+    /// The credentials that are swapped in the client's messages.
+    swaps: Option<MessageSwaps>,
 }
 
 /// A WebSocket accepted by the origin and not yet relayed.
@@ -162,7 +170,8 @@ impl OriginResponse {
     /// # Errors
     /// As [`Record::finds_in_answer`], for the fields of the handshake.
     async fn into_received(mut self, record: &mut Record) -> Verdict<Received> {
-        let Some(origin) = self.switched.take() else { return Ok(Received::Response(Box::new(self))) };
+        let Some(switched) = self.switched.take() else { return Ok(Received::Response(Box::new(self))) };
+        let Switched { origin, swaps } = *switched;
         let Self { response, lease, limits, started, guard, values, reservation, revocation, .. } = self;
         let timeouts = limits.timeouts;
         let arrivals = lease.traffic().arrivals.clone();
@@ -172,10 +181,15 @@ impl OriginResponse {
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         let limit = reservation.scan_limit();
+        let up = Upward::new(values);
+        let up = match swaps {
+            Some(swaps) => up.swapping(swaps),
+            None => up,
+        };
         let relay = Relay {
             origin,
             limit,
-            up: Upward::new(values).charged_to(reservation),
+            up: up.charged_to(reservation),
             down: Downward::new(guarded.into_redactor()),
             pauses,
             idle: timeouts.idle,
@@ -343,7 +357,7 @@ impl Forwarder {
             refusal = counts.wait_until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };
-        let switched = switched(&mut response, upgrade.as_ref())?;
+        let switched = switched(&mut response, upgrade)?;
         let response = check_response(response)?;
         let decoder = guard.as_ref().map(|guard| guard.decoder(&response)).transpose().inspect_err(|_| {
             // A response that cannot be decoded cannot be redacted. Only decodable codings were requested.
@@ -575,10 +589,11 @@ async fn await_head<F: Future>(limit: Duration, counts: &TransferCounts, sending
 
 /// Returns the origin's end of a connection that has switched to WebSocket. An origin that switches unasked, or to
 /// another protocol, violates HTTP (RFC 9110 §15.2.2).
-fn switched(response: &mut Response<Incoming>, upgrade: Option<&UpgradeRequest>) -> Verdict<Option<OnUpgrade>> {
+fn switched(response: &mut Response<Incoming>, upgrade: Option<UpgradeRequest>) -> Verdict<Option<Box<Switched>>> {
     match (response.status(), upgrade) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(upgrade)) if upgrade.is_accepted_by(response.headers()) => {
-            Ok(Some(hyper::upgrade::on(response)))
+            let (origin, swaps) = (hyper::upgrade::on(response), upgrade.into_swaps());
+            Ok(Some(Box::new(Switched { origin, swaps })))
         }
         (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Fail::UpstreamProtocol.into()),
         _ => Ok(None),

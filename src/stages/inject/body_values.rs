@@ -8,6 +8,7 @@ use zeroize::Zeroizing;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
+use crate::stages::message::message_swaps::{json_escaped, with_values};
 use crate::stages::message::request_body::RequestBody;
 
 /// Returns the body with the values, escaped for their places, or `None` if it has no placeholders.
@@ -28,36 +29,14 @@ pub(super) fn swapped(grant: &Grant, body: &RequestBody) -> Verdict<Option<Zeroi
         }
     }
     places.sort_unstable_by_key(|(range, _)| range.start);
-    let values = places.iter().map(|(_, value)| value.len()).sum::<usize>();
-    // A vector that grows leaves a copy behind.
-    let mut swapped = Zeroizing::new(Vec::with_capacity(data.len().saturating_add(values)));
-    let mut from = 0;
-    for (range, value) in &places {
-        swapped.extend_from_slice(data.get(from..range.start).ok_or(Deny::RequestMalformed)?);
-        swapped.extend_from_slice(value);
-        from = range.end;
-    }
-    swapped.extend_from_slice(data.get(from..).ok_or(Deny::RequestMalformed)?);
-    Ok(Some(swapped))
+    with_values(data, &places).map(Some).ok_or(Deny::RequestMalformed.into())
 }
 
 /// Returns a value as a part of a string or a parameter.
 fn escaped(value: &[u8], place: &Placement) -> Option<Zeroizing<Vec<u8>>> {
     match place {
         Placement::Form(_) => Some(Zeroizing::new(percent_encode(value, NON_ALPHANUMERIC).to_string().into_bytes())),
-        Placement::Json(_) => {
-            let text = std::str::from_utf8(value).ok()?;
-            let mut escaped = Zeroizing::new(Vec::with_capacity(text.len().saturating_mul(6)));
-            for character in text.chars() {
-                match character {
-                    '"' => escaped.extend_from_slice(b"\\\""),
-                    '\\' => escaped.extend_from_slice(b"\\\\"),
-                    '\0'..='\x1f' => escaped.extend_from_slice(format!("\\u{:04x}", u32::from(character)).as_bytes()),
-                    other => escaped.extend_from_slice(other.encode_utf8(&mut [0; 4]).as_bytes()),
-                }
-            }
-            Some(escaped)
-        }
+        Placement::Json(_) => json_escaped(value),
         _ => None,
     }
 }

@@ -151,7 +151,7 @@ fn build(
     }
     if let Some(upgrade) = upgrade {
         parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        parts.extensions.insert(upgrade);
+        parts.extensions.insert(upgrade.with_swaps(grant.message_swaps().cloned()));
     }
     if grant.forwards_trace_context()
         && let Some(context) = record.context_for_origin(TraceParent::of(&parts.headers))
@@ -170,7 +170,8 @@ fn build(
         let query = strip::without_parameters(path.query().unwrap_or_default(), places);
         path = with_query(&path, &query)?;
     }
-    if !grant.selected_credentials().is_empty() && target.scheme() != Scheme::Https {
+    let is_sent = !grant.selected_credentials().is_empty() || grant.message_swaps().is_some();
+    if is_sent && target.scheme() != Scheme::Https {
         return Err(Deny::CredentialNotBound.into());
     }
     for chosen in grant.selected_credentials() {
@@ -258,8 +259,10 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             Placement::Parameter(name) => path = with_query(&path, &query::set_parameter(path.query(), name, &text))?,
             Placement::Path => path = with_value_in_path(&path, (before, after), value)?,
             Placement::Cookie(name) => set_cookie(&mut parts.headers, name, &text)?,
-            // `body_values` replaces those.
-            Placement::Json(_) | Placement::Form(_) => return Err(Deny::CredentialNotBound.into()),
+            // `body_values` and `message_swaps` replace those.
+            Placement::Json(_) | Placement::Form(_) | Placement::Message(_) => {
+                return Err(Deny::CredentialNotBound.into());
+            }
             // A basic credential contains both user and password.
             Placement::Field(name) if *auth == Auth::Basic && *name == AUTHORIZATION => {
                 set_sensitive(&mut parts.headers, name, &basic(value))?;

@@ -10,6 +10,7 @@ mod h2_frame_budget;
 pub mod h2_trailers;
 pub(super) mod headers;
 pub(super) mod late_trailers;
+pub mod message_swaps;
 pub(super) mod path_segments;
 pub(super) mod query;
 pub mod request_body;

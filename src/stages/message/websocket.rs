@@ -15,10 +15,12 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Version};
 use sha1::{Digest, Sha1};
 
+use super::message_swaps::{MessageSwaps, SwapError};
 pub use super::ws_frames::Broken;
 use super::ws_frames::{FrameReader, Piece};
 pub use crate::leak::Finding;
 use crate::leak::{FindCount, Holdback, Matcher, Redactor, ValueOwner};
+use crate::model::name::CredentialName;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 use crate::stages::body_budget::Reservation;
@@ -49,6 +51,8 @@ pub const TRY_AGAIN_LATER: u16 = 1013;
 pub(crate) struct UpgradeRequest {
     accept: HeaderValue,
     protocols: Vec<String>,
+    /// The credentials that are swapped in the client's messages.
+    swaps: Option<MessageSwaps>,
 }
 
 /// Returns true if the client requests an upgrade to WebSocket and to nothing else.
@@ -80,10 +84,20 @@ pub(crate) fn parse_upgrade(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
     let digest = Sha1::new().chain_update(key).chain_update(GUID).finalize();
     let accept = HeaderValue::from_str(&STANDARD.encode(digest)).map_err(|_| Deny::RequestMalformed)?;
     let protocols = tokens(&parts.headers, &SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
-    Ok(Some(UpgradeRequest { accept, protocols }))
+    Ok(Some(UpgradeRequest { accept, protocols, swaps: None }))
 }
 
 impl UpgradeRequest {
+    /// Returns the handshake for a connection in whose messages credentials are swapped.
+    pub(crate) fn with_swaps(self, swaps: Option<MessageSwaps>) -> Self {
+        Self { swaps, ..self }
+    }
+
+    /// Returns the credentials that are swapped in the client's messages.
+    pub(crate) fn into_swaps(self) -> Option<MessageSwaps> {
+        self.swaps
+    }
+
     /// Returns true if the response completes this handshake (RFC 6455 §4.1).
     pub(crate) fn is_accepted_by(&self, headers: &HeaderMap) -> bool {
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
@@ -123,6 +137,8 @@ pub enum RelayError {
     Broken(Broken),
     /// A message contains a protected value.
     Leak(Finding),
+    /// A message has a placeholder that cannot be replaced.
+    Placeholder(SwapError),
     /// Too many frame heads are held for the payload they carry: fragments without payload.
     TooBig,
     /// A find in an answer has stopped the execution.
@@ -228,6 +244,14 @@ struct MessageScan {
     lagging: bool,
     /// Scans the payloads of control frames as one stream, because a value may span several frames.
     controls: Holdback,
+    swaps: Option<TextSwaps>,
+}
+
+/// Replaces placeholders in text messages that are held as a whole.
+struct TextSwaps {
+    swaps: MessageSwaps,
+    /// The current message so far. `None` if it is not a text, or too long.
+    text: Option<Vec<u8>>,
 }
 
 impl Upward {
@@ -244,12 +268,27 @@ impl Upward {
         Self::new(Arc::new(Matcher::new(std::iter::once((ValueOwner::Token, value)))))
     }
 
+    /// Replaces placeholders in messages after they were scanned.
+    pub(crate) fn swapping(mut self, swaps: MessageSwaps) -> Self {
+        let values = || Arc::new(Matcher::new(std::iter::empty::<(ValueOwner, &[u8])>()));
+        let scan = self.scan.get_or_insert_with(|| MessageScan::new(values()));
+        scan.swaps = Some(TextSwaps { swaps, text: None });
+        self
+    }
+
     /// Charges held bytes to a reservation. A message that does not fit is forwarded with a lag.
     pub(crate) fn charged_to(mut self, reservation: Reservation) -> Self {
         if let Some(held) = &mut self.scan {
             held.reservation = Some(reservation);
         }
         self
+    }
+
+    /// Returns the credentials whose values were put into messages.
+    #[must_use]
+    pub fn swapped(&self) -> &[CredentialName] {
+        let swaps = self.scan.as_ref().and_then(|scan| scan.swaps.as_ref());
+        swaps.map_or(&[], |swaps| swaps.swaps.used())
     }
 
     /// Returns true if the output ends on a frame boundary.
@@ -293,7 +332,7 @@ impl PieceSink for Option<MessageScan> {
 impl MessageScan {
     fn new(values: Arc<Matcher>) -> Self {
         let (messages, controls) = (Holdback::coded(values.clone()), Holdback::coded(values));
-        Self { messages, reservation: None, size: 0, lagging: false, controls }
+        Self { messages, reservation: None, size: 0, lagging: false, controls, swaps: None }
     }
 
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
@@ -302,6 +341,9 @@ impl MessageScan {
                 self.messages.send(Bytes::copy_from_slice(head.bytes()))?;
                 // Heads count too, or empty fragments would be held without limit.
                 self.size = self.size.saturating_add(head.bytes().len() as u64);
+                if let Some(swaps) = self.swaps.as_mut().filter(|_| head.begins_text()) {
+                    swaps.text = Some(Vec::new());
+                }
             }
             Piece::Control { head, bytes } => {
                 let frame = [head.bytes(), bytes].concat();
@@ -343,9 +385,19 @@ impl MessageScan {
         messages.send(Bytes::copy_from_slice(bytes))?;
         messages.read(text)?;
         self.size = self.size.saturating_add(bytes.len() as u64);
+        let mut swapped = self.swaps.as_mut().map(|swaps| &mut swaps.text);
+        let mut copied = 0;
+        if let Some(Some(held)) = &mut swapped {
+            held.extend_from_slice(text);
+            copied = held.len();
+        }
         let reservation = &mut self.reservation;
         let mut fits = |held: usize| reservation.as_mut().is_none_or(|it| it.hold(held as u64).is_ok());
-        self.lagging |= self.size > MAX_MESSAGE || !fits(messages.held());
+        self.lagging |= self.size > MAX_MESSAGE || !fits(messages.held().saturating_add(copied));
+        if let Some(text) = swapped.filter(|_| self.lagging) {
+            // It is sent in parts.
+            *text = None;
+        }
         // Marked even while the message is held as a whole: the budget may run out before its end.
         messages.mark(messages.sent());
         if ends {
@@ -362,12 +414,24 @@ impl MessageScan {
         if messages.held() as u64 > MAX_MESSAGE.saturating_mul(2) { Err(RelayError::TooBig) } else { Ok(()) }
     }
 
-    /// Ends a message: all of it is forwarded.
+    /// Ends a message: all of it is forwarded, or one frame with the values instead of their placeholders.
     fn end(&mut self, out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.messages.end_message()?;
         (self.size, self.lagging) = (0, false);
+        let swapped = match &mut self.swaps {
+            Some(TextSwaps { swaps, text }) => match text.take() {
+                Some(text) => swaps.swapped(&text).map_err(RelayError::Placeholder)?,
+                None => None,
+            },
+            None => None,
+        };
         while let Some(piece) = self.messages.take() {
-            out.extend_from_slice(&piece);
+            if swapped.is_none() {
+                out.extend_from_slice(&piece);
+            }
+        }
+        if let Some(payload) = swapped {
+            write_text_frame(&payload, out)?;
         }
         if let Some(reservation) = &mut self.reservation {
             // Reducing a reservation cannot fail.
@@ -615,6 +679,28 @@ impl Piece<'_> {
             }
         }
     }
+}
+
+/// Writes a text message as a client sends it, in one frame.
+fn write_text_frame(payload: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
+    // The mask is not predictable (RFC 6455 §5.3).
+    let mut mask = [0; 4];
+    getrandom::fill(&mut mask).map_err(|_| RelayError::TooBig)?;
+    out.push(0x81);
+    match (u8::try_from(payload.len()), u16::try_from(payload.len())) {
+        (Ok(length @ 0..=125), _) => out.push(0x80 | length),
+        (_, Ok(length)) => {
+            out.push(0x80 | 126);
+            out.extend_from_slice(&length.to_be_bytes());
+        }
+        _ => {
+            out.push(0x80 | 127);
+            out.extend_from_slice(&(payload.len() as u64).to_be_bytes());
+        }
+    }
+    out.extend_from_slice(&mask);
+    out.extend(payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask));
+    Ok(())
 }
 
 /// Returns a close frame as sent by a server, or with `as_client` as sent by a client. A client's is masked with zeros,

@@ -99,6 +99,11 @@ impl FrameHead {
         text
     }
 
+    /// Returns true for the first frame of a text message.
+    pub(crate) fn begins_text(&self) -> bool {
+        self.opcode() == TEXT
+    }
+
     fn is_control(&self) -> bool {
         self.opcode() >= CLOSE
     }

@@ -8,6 +8,7 @@ pub mod credential_theft;
 pub mod grants;
 pub mod hmac;
 pub mod injection;
+pub mod messages;
 pub mod minted;
 pub mod own_place;
 pub mod path;

@@ -61,7 +61,7 @@ impl Echo {
         self.handshakes.lock().unwrap().clear();
     }
 
-    fn seen(&self) -> Vec<Message> {
+    pub fn seen(&self) -> Vec<Message> {
         self.messages.lock().unwrap().clone()
     }
 }
@@ -127,22 +127,26 @@ pub fn ask(url: &str, fields: &[(&str, &str)]) -> Request<()> {
     request.body(()).unwrap()
 }
 
-type Socket<S> = WebSocketStream<S>;
+pub type Socket<S> = WebSocketStream<S>;
 
 impl Lab {
     /// Opens a WebSocket in a tunnel of its own.
-    async fn socket(&self, port: u16, fields: &[(&str, &str)]) -> Socket<impl AsyncRead + AsyncWrite + Unpin + use<>> {
+    pub async fn socket(
+        &self,
+        port: u16,
+        fields: &[(&str, &str)],
+    ) -> Socket<impl AsyncRead + AsyncWrite + Unpin + use<>> {
         let tls = self.tls(&format!("api.test:{port}"), &["http/1.1"]).await;
         client_async(ask(&format!("wss://api.test:{port}/ws"), fields), tls).await.unwrap().0
     }
 }
 
-async fn next<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<Result<Message, Error>> {
+pub async fn next<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<Result<Message, Error>> {
     tokio::time::timeout(TIMEOUT, socket.next()).await.expect("a message arrives")
 }
 
 /// Returns the code of the close frame, which must be the last frame.
-async fn closed_with<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<u16> {
+pub async fn closed_with<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<u16> {
     loop {
         match next(socket).await {
             Some(Ok(Message::Close(frame))) => return frame.map(|frame| frame.code.into()),
@@ -153,7 +157,7 @@ async fn closed_with<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) 
 }
 
 /// Asserts that messages of every kind are echoed, and that the socket closes cleanly.
-async fn chat<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) {
+pub async fn chat<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) {
     let long = "x".repeat(70_000);
     for message in [Message::text("hello"), Message::binary(vec![0, 255, 128]), Message::text(long), Message::text("")]
     {

@@ -1,0 +1,254 @@
+//! Puts values into the places of their placeholders in the text messages of a WebSocket client, by the parsed JSON.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::swap_body::{BodyKind, BodyText};
+use crate::audit::line::Misplaced;
+use crate::leak;
+use crate::model::name::CredentialName;
+use crate::policy::credential::{Credential, Placement};
+use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
+use crate::policy::task_credentials::TaskCredentials;
+
+/// The maximum number of placeholders that are replaced in a message.
+const MAX_SWAPS: usize = 8;
+/// The maximum number of texts with the form of a placeholder that are looked at in one text: each costs a search in the rest.
+const MAX_TRIES: usize = 16;
+/// The maximum number of placeholders in a message that are looked at, whether they are replaced or not.
+const MAX_PLACES: usize = 1000;
+
+/// The credentials whose placeholders are replaced in the messages of a client. They are bound to the destination.
+#[derive(Clone)]
+pub(crate) struct MessageSwaps {
+    credentials: Arc<TaskCredentials>,
+    swapped: Vec<Arc<Credential>>,
+    syntax: PlaceholderSyntax,
+    /// Those whose values were sent, each once.
+    used: Vec<CredentialName>,
+}
+
+/// A message that may not be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwapError {
+    /// A placeholder is in a place where it cannot be replaced.
+    Misplaced {
+        /// The credential.
+        credential: CredentialName,
+        /// The place, as the configuration names it.
+        place: String,
+        /// The reason.
+        reason: Misplaced,
+    },
+    /// The credential has no value at the moment.
+    Unavailable(CredentialName),
+    /// Two credentials are asked for, and neither is configured to be sent with the other.
+    Unrelated(CredentialName),
+}
+
+/// A placeholder that was found.
+struct Found {
+    credential: Arc<Credential>,
+    range: Range<usize>,
+}
+
+impl MessageSwaps {
+    /// Creates the state, if there is such a credential among those of a task. `may_receive` tells whether the destination may be sent
+    /// one.
+    pub(crate) fn of(
+        credentials: &Arc<TaskCredentials>,
+        syntax: &PlaceholderSyntax,
+        may_receive: impl Fn(&Credential) -> bool,
+    ) -> Option<Self> {
+        let is_in_message = |place: &Placement| matches!(place, Placement::Message(_));
+        // Most tasks have none.
+        if !credentials.placements().iter().any(is_in_message) {
+            return None;
+        }
+        let is_swapped = |one: &&Arc<Credential>| one.places().any(|place| is_in_message(&place)) && may_receive(one);
+        let swapped: Vec<_> = credentials.iter().filter(is_swapped).cloned().collect();
+        let (credentials, syntax, used) = (credentials.clone(), syntax.clone(), Vec::new());
+        (!swapped.is_empty()).then_some(Self { credentials, swapped, syntax, used })
+    }
+
+    /// Returns the credentials that may be sent.
+    pub(crate) fn credentials(&self) -> &[Arc<Credential>] {
+        &self.swapped
+    }
+
+    /// Returns those that were sent.
+    pub(crate) fn used(&self) -> &[CredentialName] {
+        &self.used
+    }
+
+    /// Returns a message with the values, escaped for their places, or `None` if it has no placeholders.
+    ///
+    /// # Errors
+    /// [`SwapError`].
+    pub(crate) fn swapped(&mut self, message: &[u8]) -> Result<Option<Zeroizing<Vec<u8>>>, SwapError> {
+        // Most messages have neither a placeholder nor an escape.
+        if self.first(message).is_none() && memchr::memchr(b'\\', message).is_none() {
+            return Ok(None);
+        }
+        let mut search = MessageSearch { swaps: self, found: Vec::new(), looked_at: 0 };
+        let is_valid = BodyKind::Json.texts(message, |text| search.text(&text))?;
+        let mut found = search.found;
+        let ranges: Vec<_> = found.iter().map(|found| found.range.clone()).collect();
+        if !is_valid || !(ranges.is_empty() || BodyKind::Json.is_clear(message, &ranges)) {
+            let ambiguous = |of: &Credential| misplaced(of, &Placement::Message(None), Misplaced::Ambiguous);
+            let first = found.first().map(|found| &found.credential).or_else(|| self.swapped_in(message));
+            return first.map_or(Ok(None), |credential| Err(ambiguous(credential)));
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        self.check_related(&found)?;
+        found.sort_unstable_by_key(|found| found.range.start);
+        let mut places = Vec::with_capacity(found.len());
+        for Found { credential, range, .. } in &found {
+            let unavailable = || SwapError::Unavailable(credential.name().clone());
+            let value = credential.usable_value().and_then(|value| json_escaped(value.expose()));
+            places.push((range.clone(), value.ok_or_else(unavailable)?));
+        }
+        for Found { credential, .. } in &found {
+            if !self.used.contains(credential.name()) {
+                self.used.push(credential.name().clone());
+            }
+        }
+        Ok(with_values(message, &places))
+    }
+
+    /// One credential of a message has to lead to all others, as in a request.
+    fn check_related(&self, found: &[Found]) -> Result<(), SwapError> {
+        let leads = |one: &Found| {
+            let sent = self.credentials.sent_with(&one.credential);
+            found.iter().all(|other| sent.iter().any(|sent| sent.name() == other.credential.name()))
+        };
+        match found.last() {
+            Some(last) if !found.iter().any(leads) => Err(SwapError::Unrelated(last.credential.name().clone())),
+            _ => Ok(()),
+        }
+    }
+
+    fn first<'t>(&self, text: &'t [u8]) -> Option<Placeholder<'t>> {
+        self.syntax.first(&self.credentials, text)
+    }
+
+    fn is_swapped(&self, credential: &Credential) -> bool {
+        self.swapped.iter().any(|one| one.name() == credential.name())
+    }
+
+    /// Returns a credential that is swapped and has a placeholder in a malformed message, among the first ones.
+    fn swapped_in(&self, message: &[u8]) -> Option<&Arc<Credential>> {
+        let mut rest = message;
+        for _ in 0..MAX_TRIES {
+            let Placeholder { credential, after, .. } = self.first(rest)?;
+            let found = credential.ok().and_then(|found| self.swapped.iter().find(|one| one.name() == found.name()));
+            if found.is_some() {
+                return found;
+            }
+            rest = after;
+        }
+        None
+    }
+}
+
+/// A search in one message.
+struct MessageSearch<'s> {
+    swaps: &'s MessageSwaps,
+    found: Vec<Found>,
+    looked_at: usize,
+}
+
+impl MessageSearch<'_> {
+    /// Searches a text. A placeholder of a credential that is not replaced there is a text.
+    fn text(&mut self, text: &BodyText<'_>) -> Result<(), SwapError> {
+        if text.plain().is_some_and(|plain| self.swaps.first(plain).is_none()) {
+            return Ok(());
+        }
+        let Some(decoded) = text.decoded() else { return Ok(()) };
+        let whole = decoded.text();
+        let mut rest = whole;
+        for _ in 0..MAX_TRIES {
+            let Some(Placeholder { credential, before, after }) = self.swaps.first(rest) else { return Ok(()) };
+            let swapped = credential.ok().filter(|credential| self.swaps.is_swapped(credential));
+            let swapped = match swapped {
+                Some(credential) => self.place(text, &credential)?.map(|place| (place, credential)),
+                None => None,
+            };
+            let Some((place, credential)) = swapped else {
+                rest = after;
+                continue;
+            };
+            let start = whole.len().saturating_sub(rest.len()).saturating_add(before.len());
+            let range = start..whole.len().saturating_sub(after.len());
+            let before = whole.get(..start).unwrap_or_default();
+            let is_whole = before.is_empty() && after.is_empty();
+            let is_beside = [before, after].into_iter().any(|rest| self.swaps.first(rest).is_some());
+            let reason = match () {
+                () if text.is_name => Some(Misplaced::InName),
+                () if is_beside => Some(Misplaced::Repeated),
+                () if !is_whole && credential.must_be_whole_in(&place) => Some(Misplaced::BesideText),
+                () if self.found.len() >= MAX_SWAPS => Some(Misplaced::TooMany),
+                () if leak::ends_within_escape(before) => Some(Misplaced::InEscape),
+                () => None,
+            };
+            let range = decoded.place(range).filter(|_| reason.is_none());
+            let Some(range) = range else {
+                return Err(misplaced(&credential, &place, reason.unwrap_or(Misplaced::Ambiguous)));
+            };
+            self.found.push(Found { credential, range });
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// Returns the place of a text in which a credential is swapped. In a name, none is, wherever it stands.
+    fn place(&mut self, text: &BodyText<'_>, credential: &Credential) -> Result<Option<Placement>, SwapError> {
+        let place = match text.place() {
+            Placement::Json(pointer) => Placement::Message(pointer),
+            other => other,
+        };
+        self.looked_at = self.looked_at.saturating_add(1);
+        if self.looked_at > MAX_PLACES {
+            return Err(misplaced(credential, &place, Misplaced::TooMany));
+        }
+        Ok((text.is_name || credential.swaps_in(&place)).then_some(place))
+    }
+}
+
+fn misplaced(of: &Credential, place: &Placement, reason: Misplaced) -> SwapError {
+    SwapError::Misplaced { credential: of.name().clone(), place: place.to_string(), reason }
+}
+
+/// Returns a text with values in places, which are sorted. `None` if a place is not in the text.
+pub(crate) fn with_values(text: &[u8], places: &[(Range<usize>, Zeroizing<Vec<u8>>)]) -> Option<Zeroizing<Vec<u8>>> {
+    let values = places.iter().map(|(_, value)| value.len()).sum::<usize>();
+    // A vector that grows leaves a copy behind.
+    let mut swapped = Zeroizing::new(Vec::with_capacity(text.len().saturating_add(values)));
+    let mut from = 0;
+    for (range, value) in places {
+        swapped.extend_from_slice(text.get(from..range.start)?);
+        swapped.extend_from_slice(value);
+        from = range.end;
+    }
+    swapped.extend_from_slice(text.get(from..)?);
+    Some(swapped)
+}
+
+/// Returns a value as a part of a JSON string (RFC 8259 §7). `None` if it is not in UTF-8.
+pub(crate) fn json_escaped(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let text = std::str::from_utf8(value).ok()?;
+    let mut escaped = Zeroizing::new(Vec::with_capacity(text.len().saturating_mul(6)));
+    for character in text.chars() {
+        match character {
+            '"' => escaped.extend_from_slice(b"\\\""),
+            '\\' => escaped.extend_from_slice(b"\\\\"),
+            '\0'..='\x1f' => escaped.extend_from_slice(format!("\\u{:04x}", u32::from(character)).as_bytes()),
+            other => escaped.extend_from_slice(other.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    Some(escaped)
+}
