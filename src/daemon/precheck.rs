@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
@@ -152,7 +153,7 @@ async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Fo
         let path = format!("credentials.{}.{key}", credential.name());
         if recipe.replaces_secret() {
             found.warning(&path, "no token was fetched, because that could replace the refresh token", "");
-        } else if let Err(error) = fetched(credential, issuer(recipe.clone(), Purpose::Replacement).await) {
+        } else if let Err(error) = fetched(credential, issuer(recipe.clone(), Purpose::First).await) {
             let problem = format!("no {what} could be fetched from {}: {error}", recipe.url());
             found.warning(&path, format_args!("{problem}; requests with the credential are refused"), "");
         }
@@ -162,7 +163,7 @@ async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Fo
 /// Returns why a value that was fetched cannot be used.
 fn fetched(credential: &Credential, issued: Issued) -> Result<(), String> {
     let token = issued.token.map_err(|error| error.reason)?;
-    credential.checked(token.value, token.life, 0.0).map(drop).map_err(|error| error.to_string())
+    credential.checked(token.value, (Instant::now(), token.life), 0.0).map(drop).map_err(|error| error.to_string())
 }
 
 /// Returns the resolver of a daemon with these settings.

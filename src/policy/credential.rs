@@ -370,17 +370,25 @@ impl Credential {
         Some(MintKey { name: self.name.clone(), workspace: minting.workspace.clone() })
     }
 
-    /// Checks a value that was fetched. `spread` is as for [`MintedValue::new`]. Takes some milliseconds.
+    /// Checks a value that was asked for at this time. `spread` is as for [`MintedValue::new`]. Takes some milliseconds.
     ///
     /// # Errors
     /// [`UnusableToken`] if the value cannot be sent, or not be searched for.
-    pub fn checked(&self, value: Secret, life: TokenLife, spread: f64) -> Result<MintedValue, UnusableToken> {
+    pub fn checked(
+        &self,
+        value: Secret,
+        (asked, life): (Instant, TokenLife),
+        spread: f64,
+    ) -> Result<MintedValue, UnusableToken> {
         if let Some(Unfit { problem, .. }) = value_fit::unfit(&value, &self.auth, &self.swap_in) {
             return Err(UnusableToken::Unfit(problem));
         }
-        let bytes = value.expose();
-        let strength = Strength::of(self.password_in(bytes).unwrap_or(bytes));
-        MintedValue::new(value, strength, life, spread)
+        if self.auth == Auth::Bearer && value_fit::repeated_scheme(&value, &self.auth).is_some() {
+            return Err(UnusableToken::Unfit("the value begins with the scheme that auth_type = \"bearer\" adds"));
+        }
+        let password = self.password_in(value.expose());
+        let (strength, has_password) = (Strength::of(password.unwrap_or(value.expose())), password.is_some());
+        MintedValue::new(value, (strength, has_password), (asked, life), spread)
     }
 
     /// Returns the token in use.
@@ -404,6 +412,11 @@ impl Credential {
     #[must_use]
     pub fn has_next(&self) -> bool {
         self.minting.as_ref().is_some_and(Minting::has_next)
+    }
+
+    /// Returns true if the values of both are sent in the same form and places.
+    pub(super) fn has_form_of(&self, other: &Self) -> bool {
+        self.auth == other.auth && self.swap_in == other.swap_in
     }
 
     /// Returns the credential with another state of its minting.
@@ -536,7 +549,9 @@ impl Credential {
         let of_value = self.strength().is_strong().then(|| self.terms_of_value());
         let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets);
         let of_recipe = of_recipe.filter_map(|held| held.search_value(&self.name));
-        let minted = self.other_values().flat_map(|minted| self.terms_of(minted.secret().expose(), minted.strength()));
+        let minted = self
+            .other_values()
+            .flat_map(|minted| self.terms_of((minted.secret().expose(), minted.password()), minted.strength()));
         of_value.into_iter().flatten().chain(self.term_of_token()).chain(of_recipe).chain(minted)
     }
 
@@ -557,8 +572,8 @@ impl Credential {
     /// Returns the secrets of the minting, and the values that were in use.
     fn other_secrets(&self) -> impl Iterator<Item = &[u8]> {
         let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets).map(|held| held.secret().expose());
-        let values = self.other_values().map(|minted| minted.secret().expose());
-        of_recipe.chain(values.flat_map(|value| std::iter::once(value).chain(self.password_in(value))))
+        let values = self.other_values();
+        of_recipe.chain(values.flat_map(|it| std::iter::once(it.secret().expose()).chain(it.password())))
     }
 
     /// A token that is weak is refused when the configuration is read.
@@ -567,13 +582,16 @@ impl Credential {
     }
 
     fn terms_of_value(&self) -> impl Iterator<Item = Value<'_>> {
-        let value = self.value().map(Secret::expose);
+        let value = self.value().map(|value| (value.expose(), self.password_in(value.expose())));
         value.into_iter().flat_map(|value| self.terms_of(value, self.strength()))
     }
 
-    fn terms_of<'v>(&self, value: &'v [u8], strength: Strength) -> impl Iterator<Item = Value<'v>> {
+    fn terms_of<'v>(
+        &self,
+        (value, password): (&'v [u8], Option<&'v [u8]>),
+        strength: Strength,
+    ) -> impl Iterator<Item = Value<'v>> {
         let owner = || ValueOwner::Credential(self.name.clone());
-        let password = self.password_in(value);
         let whole = match password {
             Some(_) => Value::basic(owner(), value),
             None => Value::new(owner(), value).with_halves(strength),

@@ -22,7 +22,7 @@ use super::secret_store_file::{RawKeeping, SecretStores};
 use super::settings::{Settings, Source};
 use super::source::{CompileContext, SourceError, has_blank_edge, read_document, read_source, usable, usable_document};
 use super::token_request::StoredSecret;
-use super::value_fit::{MAX_VALUE, Unfit, unfit};
+use super::value_fit::{MAX_VALUE, Unfit, repeated_scheme, unfit};
 use crate::leak::strength::Strength;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
@@ -731,12 +731,7 @@ impl RawCredential {
             findings.problem(&at, problem, expected);
             return None;
         }
-        let starts_with = |scheme: &str| {
-            let start = value.expose().get(..scheme.len());
-            start.is_some_and(|start| start.eq_ignore_ascii_case(scheme.as_bytes()))
-        };
-        let scheme = ["Bearer", "Basic"].into_iter().find(|scheme| starts_with(&format!("{scheme} ")));
-        if let (Some(AuthType::Bearer | AuthType::Header), Some(scheme)) = (self.auth_type, scheme) {
+        if let Some(scheme) = repeated_scheme(&value, auth) {
             let problem =
                 format!("the value begins with {scheme:?}, which auth_type = {:?} adds", scheme.to_ascii_lowercase());
             findings.warning(&at, format!("{problem}; store it without"));

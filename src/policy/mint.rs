@@ -9,6 +9,7 @@ use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
 use super::secret_store::StoreRead;
 use super::token_request::{TokenGrant, TokenRequest};
+use crate::leak;
 use crate::leak::strength::Strength;
 use crate::model::name::CredentialName;
 use crate::model::secret::Secret;
@@ -54,6 +55,8 @@ pub enum MintMethod {
 /// A value that was fetched.
 pub struct MintedValue {
     value: HeldSecret,
+    /// It is `user:password`, and the password is a secret of its own.
+    has_password: bool,
     /// They change if the same value is fetched again.
     times: RwLock<Times>,
 }
@@ -71,6 +74,8 @@ struct Times {
     renew_at: Instant,
     /// The time up to which it is searched for.
     searched_until: Instant,
+    /// Nobody has stated a life.
+    has_no_life: bool,
 }
 
 /// The life of a value.
@@ -230,6 +235,23 @@ impl MintRecipe {
         hash.finish()
     }
 
+    /// Returns the recipe with the secrets of another one that is the same otherwise, except for its times.
+    #[must_use]
+    pub fn with_secrets_of(&self, other: &Self) -> Self {
+        let method = match (&self.method, &other.method) {
+            (MintMethod::Token(own), MintMethod::Token(other)) => {
+                let assumed_life = own.assumed_life;
+                MintMethod::Token(Arc::new(TokenRequest { assumed_life, ..(**other).clone() }))
+            }
+            (MintMethod::Store(own), MintMethod::Store(other)) => {
+                let server = other.server.clone();
+                MintMethod::Store(Arc::new(StoreRead { server, ..(**own).clone() }))
+            }
+            (own, _) => own.clone(),
+        };
+        Self { method, mint_timeout: self.mint_timeout }
+    }
+
     /// Returns true if a fetch must go on until it ends, because it replaces a secret that it needs.
     #[must_use]
     pub fn replaces_secret(&self) -> bool {
@@ -251,17 +273,37 @@ impl MintRecipe {
 }
 
 impl MintedValue {
-    /// Creates a value whose life begins now, with its strength. `spread`, from 0 to 1, moves the time of its renewal, so that many
+    /// Creates a value whose life begins when it was asked for, with its strength, which is that of the password if it has one.
+    /// `spread`, from 0 to 1, moves the time of its renewal, so that many
     /// proxies do not renew theirs at the same time.
     ///
     /// # Errors
     /// [`UnusableToken`].
-    pub fn new(value: Secret, strength: Strength, life: TokenLife, spread: f64) -> Result<Self, UnusableToken> {
-        let times = Times::of(life, spread.clamp(0.0, 1.0)).ok_or(UnusableToken::Expired)?;
+    pub fn new(
+        value: Secret,
+        (strength, has_password): (Strength, bool),
+        (asked, life): (Instant, TokenLife),
+        spread: f64,
+    ) -> Result<Self, UnusableToken> {
+        let times = Times::of(asked, life, spread.clamp(0.0, 1.0)).ok_or(UnusableToken::Expired)?;
         if !strength.is_strong() {
             return Err(UnusableToken::Weak);
         }
-        Ok(Self { value: HeldSecret::with_strength(value, strength), times: RwLock::new(times) })
+        Ok(Self { value: HeldSecret::with_strength(value, strength), has_password, times: RwLock::new(times) })
+    }
+
+    /// Returns the password, if the value is `user:password`.
+    pub(super) fn password(&self) -> Option<&[u8]> {
+        self.has_password.then(|| leak::password(self.secret().expose()))
+    }
+
+    /// Notes that another value takes the place of this one. One without a life may be valid long after that.
+    fn replace(&self) {
+        let mut times = self.times.write();
+        if times.has_no_life {
+            let until = Instant::now().checked_add(UNSTATED_SEARCH).unwrap_or(times.searched_until);
+            times.searched_until = times.searched_until.max(until);
+        }
     }
 
     /// Takes the times of the same value, which was fetched again.
@@ -333,9 +375,8 @@ impl MintedValue {
 }
 
 impl Times {
-    /// Returns the times of a value whose life begins now. `None` if it is over already.
-    fn of(life: TokenLife, spread: f64) -> Option<Self> {
-        let now = Instant::now();
+    /// Returns the times of a value whose life begins at this time. `None` if it is over already.
+    fn of(now: Instant, life: TokenLife, spread: f64) -> Option<Self> {
         let after = |time: Duration| now.checked_add(time).unwrap_or(now);
         let whole = life.time();
         let used = whole.min(MAX_LIFE);
@@ -359,6 +400,7 @@ impl Times {
             ends: after(used),
             renew_at: after(renewed),
             searched_until: after(searched),
+            has_no_life: matches!(life, TokenLife::Kept { .. }),
         })
     }
 }
@@ -380,7 +422,7 @@ impl Minting {
     pub(super) fn freshness(&self) -> Freshness {
         let current = self.current.as_ref().map_or(Freshness::Absent, |current| current.freshness());
         let has_next = self.has_next();
-        let is_older = || self.current.as_ref().is_some_and(|current| current.minted() < self.since);
+        let is_older = || self.current.iter().chain(&self.next).all(|value| value.minted() < self.since);
         match current {
             Freshness::Absent if has_next => Freshness::Replaceable,
             Freshness::Fresh | Freshness::Aging if self.recipe.is_kept() && is_older() => Freshness::Unconfirmed,
@@ -411,14 +453,17 @@ impl Minting {
     }
 
     /// Returns the state with the recipe for the next token.
-    pub(super) fn with_recipe(&self, recipe: Arc<MintRecipe>) -> Self {
+    pub(super) fn with_recipe(&self, next: &MintRecipe) -> Self {
+        let recipe = Arc::new(self.recipe.with_secrets_of(next));
         let retired = self.retired_by(&recipe);
         let (current, next, earlier) = (self.current.clone(), self.next.clone(), self.earlier.clone());
         Self { current, next, earlier, retired, ..self.emptied(recipe) }
     }
 
-    /// Returns the state after a token has been minted. An endpoint may issue the same token again.
-    pub(super) fn with_value(&self, recipe: Arc<MintRecipe>, value: Arc<MintedValue>, placing: Placing) -> Self {
+    /// Returns the state after a token has been minted, with the secrets of `next` for the next one. An endpoint may issue the same
+    /// token again.
+    pub(super) fn with_value(&self, next: Option<&MintRecipe>, value: Arc<MintedValue>, placing: Placing) -> Self {
+        let recipe = next.map_or_else(|| self.recipe.clone(), |next| Arc::new(self.recipe.with_secrets_of(next)));
         if let (Placing::Soon, Some(current)) = (placing, &self.current) {
             current.expire_within(recipe.grace());
         }
@@ -445,8 +490,8 @@ impl Minting {
     }
 
     /// Returns the state under a newer policy. Tokens of another recipe are only searched for.
-    pub(super) fn taken_over_by(&self, new: &Self) -> Self {
-        let is_same = self.fingerprint == new.fingerprint;
+    pub(super) fn taken_over_by(&self, new: &Self, has_same_form: bool) -> Self {
+        let is_same = self.fingerprint == new.fingerprint && has_same_form;
         let (current, next) = if is_same { (self.current.clone(), self.next.clone()) } else { (None, None) };
         let earlier = self.searched_besides(&[&current, &next]);
         let retired = self.retired_by(&new.recipe);
@@ -466,6 +511,7 @@ impl Minting {
         let is_kept =
             |value: &MintedValue| kept.iter().any(|kept| kept.as_ref().is_some_and(|kept| kept.is_same_as(value)));
         let all = self.current.iter().chain(&self.next).chain(&self.earlier);
+        self.current.iter().chain(&self.next).filter(|value| !is_kept(value)).for_each(|value| value.replace());
         let mut left: Vec<Arc<MintedValue>> = Vec::new();
         for value in all.filter(|value| value.times.read().searched_until > now && !is_kept(value)) {
             if left.len() < MAX_EARLIER && !left.iter().any(|known| known.is_same_as(value)) {
@@ -500,7 +546,8 @@ mod tests {
     }
 
     fn minted(token: &str, life: TokenLife) -> Result<MintedValue, UnusableToken> {
-        MintedValue::new(Secret::new(token.into()), Strength::of(token.as_bytes()), life, 0.5)
+        let strength = Strength::of(token.as_bytes());
+        MintedValue::new(Secret::new(token.into()), (strength, false), (Instant::now(), life), 0.5)
     }
 
     /// Returns a value with other times.
@@ -575,21 +622,21 @@ mod tests {
         let token = |n: usize| Arc::new(value_of(&format!("{TOKEN}{n:03}"), 3600).ok().unwrap());
         assert_eq!(minting.freshness(), Freshness::Absent);
         for n in 0..MAX_EARLIER + 3 {
-            minting = minting.with_value(minting.recipe.clone(), token(n), Placing::Now);
+            minting = minting.with_value(None, token(n), Placing::Now);
             assert_eq!(minting.earlier.len(), n.min(MAX_EARLIER));
             // The endpoint issues the same one again.
-            minting = minting.with_value(minting.recipe.clone(), token(n), Placing::AfterCurrent);
+            minting = minting.with_value(None, token(n), Placing::AfterCurrent);
             assert_eq!((minting.earlier.len(), minting.next.is_some()), (n.min(MAX_EARLIER), false));
         }
         let now = Instant::now();
         let over = with_times(value(3600).ok().unwrap(), |times| times.searched_until = now);
         minting.current = Some(Arc::new(over));
-        minting = minting.with_value(minting.recipe.clone(), token(0), Placing::Now);
+        minting = minting.with_value(None, token(0), Placing::Now);
         assert_eq!(minting.earlier.len(), MAX_EARLIER, "the one that is over is not among them");
 
-        let same = minting.taken_over_by(&Minting::new(recipe("a"), "default"));
+        let same = minting.taken_over_by(&Minting::new(recipe("a"), "default"), true);
         assert!(same.current.is_some() && same.earlier.len() == MAX_EARLIER);
-        let other = minting.taken_over_by(&Minting::new(recipe("a b"), "default"));
+        let other = minting.taken_over_by(&Minting::new(recipe("a b"), "default"), true);
         assert!(other.current.is_none() && other.earlier.len() == MAX_EARLIER, "they are searched for, and not sent");
         assert!(other.earlier[0].is_same_as(&token(0)));
     }
@@ -600,9 +647,9 @@ mod tests {
         let aging = with_times(value(3600).ok().unwrap(), |times| times.renew_at = now);
         let renewal = Arc::new(value_of(&TOKEN.replace('k', "x"), 3600).ok().unwrap());
         let minting = Minting::new(request(None), "default");
-        let minting = minting.with_value(minting.recipe.clone(), Arc::new(aging), Placing::AfterCurrent);
+        let minting = minting.with_value(None, Arc::new(aging), Placing::AfterCurrent);
         assert_eq!(minting.freshness(), Freshness::Aging);
-        let mut minting = minting.with_value(minting.recipe.clone(), renewal.clone(), Placing::AfterCurrent);
+        let mut minting = minting.with_value(None, renewal.clone(), Placing::AfterCurrent);
         assert_eq!(minting.freshness(), Freshness::Fresh);
         assert_eq!(minting.other_values().count(), 1, "it is searched for");
         let current = minting.current.as_ref().map(|current| current.minted());
@@ -626,11 +673,11 @@ mod tests {
         assert_eq!((left(times.renew_at), left(times.expires.0)), (570, 4200));
         assert!(left(times.searched_until) > 11 * 3600);
         let minting = Minting::new(stored(), "default");
-        let minting = minting.with_value(minting.recipe.clone(), Arc::new(new()), Placing::Now);
+        let minting = minting.with_value(None, Arc::new(new()), Placing::Now);
         assert_eq!(minting.freshness(), Freshness::Fresh);
 
         // A reload reads it again, although it is fresh. The same value has new times then, under the same policy.
-        let reloaded = minting.taken_over_by(&Minting::new(stored(), "default"));
+        let reloaded = minting.taken_over_by(&Minting::new(stored(), "default"), true);
         assert_eq!(reloaded.freshness(), Freshness::Unconfirmed);
         let current = reloaded.current.as_ref().unwrap();
         current.confirm(&new());
@@ -640,15 +687,15 @@ mod tests {
 
         // Another value is sent a minute later, or at once if an operator wants it.
         let other = Arc::new(minted(&TOKEN.replace('k', "x"), kept).ok().unwrap());
-        let replaced = reloaded.with_value(reloaded.recipe.clone(), other.clone(), Placing::Soon);
+        let replaced = reloaded.with_value(None, other.clone(), Placing::Soon);
         assert_eq!((replaced.freshness(), replaced.has_next()), (Freshness::Fresh, true));
         assert_eq!(left(replaced.current.as_ref().unwrap().times.read().expires.0), 60);
-        let replaced = reloaded.with_value(reloaded.recipe.clone(), other.clone(), Placing::Now);
+        let replaced = reloaded.with_value(None, other.clone(), Placing::Now);
         assert!(replaced.current.unwrap().is_same_as(&other));
 
         // The life of a token is stated by its endpoint, and a reload changes nothing of that.
         let token = Minting::new(request(None), "default");
-        let token = token.with_value(token.recipe.clone(), Arc::new(value(3600).ok().unwrap()), Placing::Now);
-        assert_eq!(token.taken_over_by(&Minting::new(request(None), "default")).freshness(), Freshness::Fresh);
+        let token = token.with_value(None, Arc::new(value(3600).ok().unwrap()), Placing::Now);
+        assert_eq!(token.taken_over_by(&Minting::new(request(None), "default"), true).freshness(), Freshness::Fresh);
     }
 }

@@ -333,11 +333,13 @@ impl Policy {
 
     /// Takes over the values that were minted under an older policy.
     pub(super) fn take_over_minted(&mut self, old: &Self) {
-        let known: HashMap<MintKey, &Minting> =
-            old.credentials.iter().filter_map(|old| Some((old.mint_key()?, old.minting.as_ref()?))).collect();
+        let known: HashMap<MintKey, &Arc<Credential>> =
+            old.credentials.iter().filter_map(|old| Some((old.mint_key()?, old))).collect();
         let taken_over = |credential: &Arc<Credential>| {
             let old = known.get(&credential.mint_key()?)?;
-            let minting = old.taken_over_by(credential.minting.as_ref()?);
+            // A value was checked for the form in which it is sent.
+            let has_form = credential.has_form_of(old);
+            let minting = old.minting.as_ref()?.taken_over_by(credential.minting.as_ref()?, has_form);
             Some((Arc::as_ptr(credential), Arc::new(credential.with_minting(minting))))
         };
         let new: HashMap<_, _> = self.credentials.iter().filter_map(taken_over).collect();

@@ -239,8 +239,9 @@ impl StoreReference {
             Some((path, member)) => (path, Some(member)),
             None => (rest, None),
         };
-        // The name of a parameter may begin with a slash.
-        let root = if scheme == StoreScheme::AwsParameterStore { path.strip_prefix('/') } else { None };
+        // A name in AWS may begin with a slash.
+        let is_aws = matches!(scheme, StoreScheme::AwsParameterStore | StoreScheme::AwsSecretsManager);
+        let root = if is_aws { path.strip_prefix('/') } else { None };
         let segments: Vec<String> = root.unwrap_or(path).split('/').map(str::to_owned).collect();
         // Dot segments would lead to another item, whatever they are encoded as.
         let is_segment = |text: &str| {
@@ -361,6 +362,7 @@ mod tests {
             "aws-sm://prod/github",
             "aws-sm://arn:aws:secretsmanager:eu-west-1:123456789012:secret:prod/github-AbCdEf#token",
             "aws-ssm:///prod/github/token",
+            "aws-sm:///prod/github",
             "aws-ssm://token#a.b",
             "gcp-sm://my-project/github",
             "gcp-sm://123456/github/5#token",
@@ -385,7 +387,7 @@ mod tests {
             "op://v/i/a/b/c",
             "op://v/a\"b/c",
             "aws-sm://",
-            "aws-sm:///x",
+            "aws-sm:///",
             "aws-ssm:////x",
             "gcp-sm://p",
             "gcp-sm://p/s/v/w",

@@ -136,7 +136,9 @@ struct RawGoogle {
 
 struct RawAzure {
     at: String,
-    endpoint: Option<HookUrl>,
+    /// With `{vault}`.
+    endpoint: Option<String>,
+    scope: Option<String>,
     token_url: Option<HookUrl>,
     tenant: Option<String>,
     client_id: Option<String>,
@@ -394,9 +396,14 @@ impl RawGoogle {
 
 impl RawAzure {
     fn read(mut s: Section<'_>, base: &Path) -> Self {
-        let (at, endpoint, token_url) = (s.path().to_owned(), url(&mut s, "endpoint"), url(&mut s, "token_url"));
         let line = |s: &mut Section<'_>, key| s.take::<Line>(key).map(|Line(text)| text);
-        let (tenant, client_id) = (line(&mut s, "tenant"), line(&mut s, "client_id"));
+        let (at, endpoint, token_url) = (s.path().to_owned(), line(&mut s, "endpoint"), url(&mut s, "token_url"));
+        let is_endpoint = |text: &String| text.contains(VAULT_MARK) && azure_url(text, "vault").is_some();
+        if endpoint.as_ref().is_some_and(|text| !is_endpoint(text)) {
+            let expected = "\"https://{vault}.vault.azure.cn\"";
+            s.findings().problem(s.at("endpoint"), "not a URL with the name of the vault in it", expected);
+        }
+        let (tenant, client_id, scope) = (line(&mut s, "tenant"), line(&mut s, "client_id"), line(&mut s, "scope"));
         let client_secret = source(&mut s, "client_secret", base);
         require(
             &s,
@@ -409,7 +416,7 @@ impl RawAzure {
         if tenant.as_ref().is_some_and(|tenant| !mint_file::is_tenant(tenant)) {
             s.findings().problem(s.at("tenant"), "not a tenant", "its id, or its domain");
         }
-        Self { at, endpoint, token_url, tenant, client_id, client_secret }
+        Self { at, endpoint, scope, token_url, tenant, client_id, client_secret }
     }
 
     fn store(&self, secrets: &LoginSources<'_>) -> Option<AzureStore> {
@@ -423,25 +430,32 @@ impl RawAzure {
             url,
             grant: TokenGrant::ClientCredentials,
             client: ClientAuth::Post { id: self.client_id.clone()?, secret },
-            parameters: vec![("scope", "https://vault.azure.net/.default".to_owned())],
+            parameters: vec![("scope", self.scope.clone().unwrap_or_else(|| AZURE_SCOPE.to_owned()))],
             assumed_life: ASSUMED_LIFE,
         };
         Some(AzureStore { endpoint: self.endpoint.clone(), request: Arc::new(request) })
     }
 }
 
+/// The place of the vault's name in the URL of Azure Key Vault.
+const VAULT_MARK: &str = "{vault}";
+const AZURE_ENDPOINT: &str = "https://{vault}.vault.azure.net";
+const AZURE_SCOPE: &str = "https://vault.azure.net/.default";
+
+/// Returns the URL of a vault.
+fn azure_url(endpoint: &str, vault: &str) -> Option<HookUrl> {
+    HookUrl::parse(&endpoint.replace(VAULT_MARK, vault)).ok().filter(|url| !url.path().contains('?'))
+}
+
 /// Azure Key Vault: each vault has a host.
 struct AzureStore {
-    endpoint: Option<HookUrl>,
+    endpoint: Option<String>,
     request: Arc<TokenRequest>,
 }
 
 impl AzureStore {
     fn server(&self, vault: &str) -> Option<StoreServer> {
-        let url = match &self.endpoint {
-            Some(endpoint) => endpoint.clone(),
-            None => HookUrl::parse(&format!("https://{vault}.vault.azure.net")).ok()?,
-        };
+        let url = azure_url(self.endpoint.as_deref().unwrap_or(AZURE_ENDPOINT), vault)?;
         Some(StoreServer { url, login: StoreLogin::Token(self.request.clone()), secrets: Vec::new() })
     }
 }

@@ -78,22 +78,23 @@ impl PolicyStore {
         generation
     }
 
-    /// Puts a policy in force that also has a token minted by `used`, and the recipe for the next one. Returns false if the
+    /// Puts a policy in force that also has a token minted by `used`, and the secrets of the recipe for the next one. Returns false if the
     /// policy in force no longer has this recipe. Takes about a millisecond for each value of the tasks that use it.
     #[must_use]
     pub fn add_minted(
         &self,
         key: &MintKey,
-        (used, next): (&MintRecipe, &Arc<MintRecipe>),
+        (used, next): (&MintRecipe, Option<&Arc<MintRecipe>>),
         (value, placing): (&Arc<MintedValue>, Placing),
     ) -> bool {
-        self.change_minting(key, used, |minting| Some(minting.with_value(next.clone(), value.clone(), placing)))
+        let next = next.map(AsRef::as_ref);
+        self.change_minting(key, used, |minting| Some(minting.with_value(next, value.clone(), placing)))
     }
 
     /// Puts a policy in force with the recipe for the next token, although there was none. Returns as [`Self::add_minted`].
     #[must_use]
     pub fn replace_recipe(&self, key: &MintKey, used: &MintRecipe, next: &Arc<MintRecipe>) -> bool {
-        self.change_minting(key, used, |minting| Some(minting.with_recipe(next.clone())))
+        self.change_minting(key, used, |minting| Some(minting.with_recipe(next)))
     }
 
     /// Puts a policy in force under which the next token is sent, if it is time: the current one has expired, or is the one that

@@ -14,6 +14,17 @@ pub(super) struct Unfit {
     pub(super) expected: &'static str,
 }
 
+/// Returns the scheme that a value begins with although its `auth_type` adds one.
+pub(super) fn repeated_scheme(value: &Secret, auth: &Auth) -> Option<&'static str> {
+    let starts_with = |scheme: &str| {
+        let start = value.expose().get(..scheme.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(scheme.as_bytes()))
+    };
+    let scheme = if starts_with("Bearer ") { "Bearer" } else { "Basic" };
+    let is_added = matches!(auth, Auth::Bearer | Auth::Header(_));
+    (is_added && (starts_with("Bearer ") || starts_with("Basic "))).then_some(scheme)
+}
+
 /// Returns why a value cannot be sent.
 pub(super) fn unfit(value: &Secret, auth: &Auth, swap_in: &[Placement]) -> Option<Unfit> {
     let unfit = |problem, expected| Some(Unfit { problem, expected });

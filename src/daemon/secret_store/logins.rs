@@ -16,7 +16,7 @@ const FAILED_LOGIN: Duration = Duration::from_secs(2);
 /// The longest use of a token without another login.
 pub(super) const MAX_LOGIN: Duration = Duration::from_secs(24 * 3600);
 
-/// The logins by the hash of the server and the way of the login. There are as many as the configurations named.
+/// The logins by the hash of the server and the way of the login.
 #[derive(Default)]
 pub(super) struct Logins(Mutex<HashMap<[u8; 32], Arc<AsyncMutex<State>>>>);
 
@@ -26,42 +26,78 @@ struct State {
     failed: Option<(Instant, MintError)>,
 }
 
-/// A token, and the end of its use.
+/// A token. It is not used in the last fifth of its life.
 pub(super) struct Login {
     token: Arc<Secret>,
+    /// The life when it was issued.
+    life: Duration,
     until: Instant,
+    end: TokenEnd,
 }
 
-impl Login {
-    /// Creates a login with a token that lives for this time. It is not used in the last fifth of it.
-    pub(super) fn new(token: Secret, life: Duration) -> Self {
-        let used = life.min(MAX_LOGIN) / 5 * 4;
-        Self { token: Arc::new(token), until: Instant::now().checked_add(used).unwrap_or_else(Instant::now) }
+/// The end of a token's life, which an extension changes. What belongs to the token ends with it.
+#[derive(Clone)]
+pub(super) struct TokenEnd(Arc<Mutex<Instant>>);
+
+impl TokenEnd {
+    /// Returns the rest of the life.
+    pub(super) fn left(&self) -> Duration {
+        self.0.lock().saturating_duration_since(Instant::now())
     }
 }
 
+impl Login {
+    /// Creates a login with a token that lives for this time.
+    pub(super) fn new(token: Secret, life: Duration) -> Self {
+        let (until, end) = times(life);
+        Self { token: Arc::new(token), life, until, end: TokenEnd(Arc::new(Mutex::new(end))) }
+    }
+
+    fn extend(&mut self, life: Duration) {
+        let (until, end) = times(life);
+        self.until = until;
+        *self.end.0.lock() = end;
+    }
+}
+
+/// Returns the end of the use, and of the life.
+fn times(life: Duration) -> (Instant, Instant) {
+    let (now, life) = (Instant::now(), life.min(MAX_LOGIN));
+    let after = |time: Duration| now.checked_add(time).unwrap_or(now);
+    (after(life / 5 * 4), after(life))
+}
+
 impl Logins {
-    /// Returns the token of a login. One request at a time makes it, and the others wait for that.
-    pub(super) async fn token(
+    /// Returns the token of a login, and its end. One request at a time makes the login, and the others wait for that. `extend` asks for a
+    /// longer life of a token. Near its maximum, it is extended by less and less.
+    pub(super) async fn token<E: Future<Output = Option<Duration>>>(
         &self,
         key: [u8; 32],
         login: impl Future<Output = Result<Login, MintError>>,
-    ) -> Result<Arc<Secret>, MintError> {
+        extend: impl FnOnce(Arc<Secret>) -> E,
+    ) -> Result<(Arc<Secret>, TokenEnd), MintError> {
         let state = self.state(key);
         let mut state = state.lock().await;
+        let of = |login: &Login| (login.token.clone(), login.end.clone());
         if let Some(login) = state.login.as_ref().filter(|login| login.until > Instant::now()) {
-            return Ok(login.token.clone());
+            return Ok(of(login));
         }
         if let Some((at, error)) = &state.failed
             && at.elapsed() < FAILED_LOGIN
         {
             return Err(error.clone());
         }
+        if let Some(login) = state.login.as_mut().filter(|login| !login.end.left().is_zero())
+            && let Some(life) = extend(login.token.clone()).await.filter(|life| *life >= login.life / 2)
+        {
+            login.extend(life);
+            return Ok(of(login));
+        }
         match login.await {
             Ok(login) => {
-                let token = login.token.clone();
+                let issued = of(&login);
                 *state = State { login: Some(login), failed: None };
-                Ok(token)
+                Ok(issued)
             }
             Err(error) => {
                 let error = MintError { reason: format!("login: {}", error.reason), ..error };
@@ -81,6 +117,14 @@ impl Logins {
     }
 
     fn state(&self, key: [u8; 32]) -> Arc<AsyncMutex<State>> {
-        self.0.lock().entry(key).or_default().clone()
+        let mut all = self.0.lock();
+        if !all.contains_key(&key) {
+            // Those of servers that are not in the configuration any more.
+            all.retain(|_, state| {
+                let is_used = Arc::strong_count(state) > 1;
+                is_used || state.try_lock().is_ok_and(|it| it.login.as_ref().is_some_and(|it| !it.end.left().is_zero()))
+            });
+        }
+        all.entry(key).or_default().clone()
     }
 }

@@ -8,6 +8,7 @@ mod vault;
 mod with_token;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
@@ -16,6 +17,7 @@ use hyper::body::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use zeroize::Zeroizing;
 
 use self::logins::Logins;
@@ -32,6 +34,8 @@ use crate::policy::source::{read_source, usable};
 use crate::stages::mint::{IssuedToken, MintError, Purpose};
 use crate::stages::pin::OwnServer;
 
+/// The time limit for a read, with all of its requests. It is longer than any request waits.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum size of a response's body, in bytes. Items of Vault have 1 MiB at most.
 const MAX_RESPONSE: usize = 2 * 1024 * 1024;
 const JSON: &str = "application/json";
@@ -91,15 +95,9 @@ impl SecretStores {
             Err(error) => return (Err(error), None),
         };
         let next = (!Arc::ptr_eq(&used, read)).then(|| used.clone());
-        let value = match &used.item {
-            StoreItem::VaultKv1 { .. } | StoreItem::VaultKv2 { .. } | StoreItem::VaultLease { .. } => {
-                vault::read(&self.requests, (&self.logins, &self.leases), &used, purpose).await
-            }
-            StoreItem::OnePassword { .. } => one_password::read(&self.requests, &used).await,
-            StoreItem::AwsSecret { .. } | StoreItem::AwsParameter { .. } => aws::read(&self.requests, &used).await,
-            StoreItem::Google { .. } | StoreItem::Azure { .. } => {
-                with_token::read((&self.requests, endpoints), &self.logins, &used).await
-            }
+        let value = match timeout(READ_TIMEOUT, self.value(&used, purpose, endpoints)).await {
+            Ok(value) => value,
+            Err(_) => Err(MintError::new("the store did not answer in time")),
         };
         let kept = TokenLife::Kept { refresh: used.refresh, max_stale: used.max_stale };
         let token = value.and_then(|StoreValue { value, life }| {
@@ -107,6 +105,24 @@ impl SecretStores {
             Ok(IssuedToken { value, life: life.unwrap_or(kept) })
         });
         (token, next)
+    }
+
+    async fn value(
+        &self,
+        used: &StoreRead,
+        purpose: Purpose,
+        endpoints: &TokenEndpoints,
+    ) -> Result<StoreValue, MintError> {
+        match &used.item {
+            StoreItem::VaultKv1 { .. } | StoreItem::VaultKv2 { .. } | StoreItem::VaultLease { .. } => {
+                vault::read(&self.requests, (&self.logins, &self.leases), used, purpose).await
+            }
+            StoreItem::OnePassword { .. } => one_password::read(&self.requests, used).await,
+            StoreItem::AwsSecret { .. } | StoreItem::AwsParameter { .. } => aws::read(&self.requests, used).await,
+            StoreItem::Google { .. } | StoreItem::Azure { .. } => {
+                with_token::read((&self.requests, endpoints), &self.logins, used).await
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Mutex as AsyncMutex;
 use zeroize::Zeroizing;
 
-use super::logins::{Login, Logins, MAX_LOGIN};
+use super::logins::{Login, Logins, MAX_LOGIN, TokenEnd};
 use super::members::Members;
 use super::{StoreFailure, StoreRequest, StoreValue, parsed, path};
 use crate::daemon::own_request::OwnRequests;
@@ -40,6 +40,8 @@ struct Lease {
     /// The life at the last read or renewal, and when that was.
     granted: Duration,
     at: Instant,
+    /// The end of the token that created it, which is its end too. `None` if that is not known.
+    token_end: Option<TokenEnd>,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +57,8 @@ struct LoginAuth {
 
 #[derive(Deserialize)]
 struct Kv1Answer {
+    #[serde(default)]
+    lease_id: String,
     data: Members,
 }
 
@@ -90,12 +94,15 @@ pub(super) async fn read(
     let strs = |names: &[String]| path(names.iter().map(String::as_str));
     match &read.item {
         StoreItem::VaultKv1 { path } => {
-            let answer: Kv1Answer = server.ask(&StoreCall::get(strs(path))).await?;
+            let answer: Kv1Answer = server.ask(&StoreCall::get(strs(path))).await?.0;
+            if !answer.lease_id.is_empty() {
+                return Err(MintError::lasting("the secret has a lease, so its engine is a dynamic one"));
+            }
             Ok(StoreValue { value: answer.data.text(member)?, life: None })
         }
         StoreItem::VaultKv2 { mount, path } => {
             let place = format!("{}/data{}", strs(mount), strs(path));
-            let answer: Kv2Answer = server.ask(&StoreCall::get(place)).await?;
+            let answer: Kv2Answer = server.ask(&StoreCall::get(place)).await?.0;
             let data = answer.data.data.ok_or_else(|| MintError::lasting("the item was deleted"))?;
             Ok(StoreValue { value: data.text(member)?, life: None })
         }
@@ -105,6 +112,18 @@ pub(super) async fn read(
 }
 
 impl Leases {
+    fn entry(&self, key: ([u8; 32], String)) -> SharedLease {
+        let mut all = self.0.lock();
+        if !all.contains_key(&key) {
+            // Those of paths that are not in the configuration any more.
+            all.retain(|_, lease| {
+                let is_live = |lease: &Option<Lease>| lease.as_ref().is_some_and(|lease| !lease.left().is_zero());
+                Arc::strong_count(lease) > 1 || lease.try_lock().is_ok_and(|lease| is_live(&lease))
+            });
+        }
+        all.entry(key).or_default().clone()
+    }
+
     /// Returns a member of a secret with a lease. A lease is extended if it can be; all credentials with this path share it.
     async fn read(
         &self,
@@ -114,41 +133,47 @@ impl Leases {
         purpose: Purpose,
     ) -> Result<StoreValue, MintError> {
         let key = (server.server.fingerprint(), place.to_owned());
-        let entry = self.0.lock().entry(key).or_default().clone();
+        let entry = self.entry(key);
         let mut lease = entry.lock().await;
-        let has_half = lease.as_ref().is_some_and(|held| held.left() > held.granted / 2);
-        // The reload of a configuration changes nothing of a lease.
-        let is_usable = purpose == Purpose::Confirmation && has_half;
-        if let Some(held) =
-            lease.as_mut().filter(|held| purpose != Purpose::Replacement && !is_usable && !held.is_recent())
-        {
+        let is_usable = |held: &Lease| match purpose {
+            Purpose::First | Purpose::Confirmation => held.has_rest(),
+            // Of credentials that need it at once, one extends or replaces it.
+            Purpose::Renewal | Purpose::Replacement => held.is_recent(),
+        };
+        let is_live = lease.as_ref().is_some_and(is_usable);
+        if !is_live && let Some(held) = lease.as_mut().filter(|_| purpose != Purpose::Replacement) {
             match server.renew(held).await {
                 Ok(granted) => (held.granted, held.at) = (granted, Instant::now()),
                 // It was revoked, or has reached its maximum. Another one is created.
-                Err(StoreFailure { status: Some(status), .. }) if status.is_client_error() => *lease = None,
+                Err(StoreFailure { status: Some(status), .. }) if ENDED.contains(&status) => {}
                 Err(failure) => return Err(failure.into()),
             }
         }
-        // Of credentials whose leases were rejected at once, one creates another lease.
-        let held = match lease.take().filter(|held| is_usable || held.is_recent()) {
-            Some(held) => held,
-            None => server.create(place).await?,
-        };
-        let value = held.members.text(member);
-        let life = TokenLife::Stated(held.left());
-        *lease = Some(held);
-        Ok(StoreValue { value: value?, life: Some(life) })
+        if !lease.as_ref().is_some_and(|held| is_live || held.is_recent()) {
+            *lease = Some(server.create(place).await?);
+        }
+        let held = lease.as_ref().ok_or_else(|| MintError::new("there is no lease"))?;
+        Ok(StoreValue { value: held.members.text(member)?, life: Some(TokenLife::Stated(held.left())) })
     }
 }
+
+/// The answers to the extension of a lease that does not exist any more, or cannot be extended.
+const ENDED: [StatusCode; 3] = [StatusCode::BAD_REQUEST, StatusCode::FORBIDDEN, StatusCode::NOT_FOUND];
 
 impl Lease {
     /// Returns true if it was created or extended a short time ago.
     fn is_recent(&self) -> bool {
-        self.at.elapsed() < (self.granted / 10).min(Duration::from_secs(30))
+        self.at.elapsed() < (self.granted / 10).min(Duration::from_secs(30)) && self.has_rest()
+    }
+
+    /// Returns true if it is not in the last quarter of its life, in which a value is renewed.
+    fn has_rest(&self) -> bool {
+        self.left() > self.granted / 4
     }
 
     fn left(&self) -> Duration {
-        self.granted.saturating_sub(self.at.elapsed())
+        let left = self.granted.saturating_sub(self.at.elapsed());
+        self.token_end.as_ref().map_or(left, |end| left.min(end.left()))
     }
 }
 
@@ -173,17 +198,24 @@ struct Server<'v> {
 }
 
 impl Server<'_> {
-    /// Sends a call. If the token is not accepted, there is one other login: it may have been revoked.
-    async fn ask<T: DeserializeOwned>(&self, call: &StoreCall) -> Result<T, StoreFailure> {
-        let token = self.token().await?;
+    /// Sends a call. If the token is not valid any more, there is one other login. Returns also the end of the token.
+    async fn ask<T: DeserializeOwned>(&self, call: &StoreCall) -> Result<(T, Option<TokenEnd>), StoreFailure> {
+        let (mut token, mut end) = self.token().await?;
         let mut answer = self.send(call, Some(&token)).await;
         let is_denied = matches!(&answer, Err(StoreFailure { status: Some(StatusCode::FORBIDDEN), .. }));
-        if is_denied && matches!(self.server.login, StoreLogin::Vault { .. }) {
+        // The same status tells that the token may not do this. Then another login would not help.
+        if is_denied && matches!(self.server.login, StoreLogin::Vault { .. }) && !self.is_valid(&token).await {
             self.logins.forget(self.server.fingerprint(), &token).await;
-            let token = self.token().await?;
+            (token, end) = self.token().await?;
             answer = self.send(call, Some(&token)).await;
         }
-        Ok(parsed(&answer?)?)
+        Ok((parsed(&answer?)?, end))
+    }
+
+    /// Returns true if the server knows a token.
+    async fn is_valid(&self, token: &Secret) -> bool {
+        let call = StoreCall::get(path(["auth", "token", "lookup-self"]));
+        self.send(&call, Some(token)).await.is_ok()
     }
 
     async fn send(&self, call: &StoreCall, token: Option<&Secret>) -> Result<Zeroizing<Vec<u8>>, StoreFailure> {
@@ -205,14 +237,24 @@ impl Server<'_> {
     }
 
     /// Returns a token: the configured one, or that of a login, which is shared.
-    async fn token(&self) -> Result<Arc<Secret>, StoreFailure> {
+    async fn token(&self) -> Result<(Arc<Secret>, Option<TokenEnd>), StoreFailure> {
         if let StoreLogin::Vault { mount, role, secret, .. } = &self.server.login {
             let login = self.login(mount, (role.0, &role.1), secret);
-            let token = self.logins.token(self.server.fingerprint(), login).await;
-            return token.map_err(|error| StoreFailure { status: None, error });
+            let extend = async |token: Arc<Secret>| self.extended_life(&token).await;
+            let token = self.logins.token(self.server.fingerprint(), login, extend).await;
+            return token.map(|(token, end)| (token, Some(end))).map_err(StoreFailure::from);
         }
         let token = self.server.secret("token").ok_or_else(|| lasting("the store has no token"))?;
-        Ok(Arc::new(Secret::new(token.expose().to_vec())))
+        Ok((Arc::new(Secret::new(token.expose().to_vec())), None))
+    }
+
+    /// Extends the life of a token: leases end with the one that created them. `None` if it cannot be extended.
+    async fn extended_life(&self, token: &Secret) -> Option<Duration> {
+        let body = Zeroizing::new(b"{}".to_vec());
+        let call = StoreCall { method: Method::POST, place: path(["auth", "token", "renew-self"]), body };
+        let body = self.send(&call, Some(token)).await.ok()?;
+        let LoginAnswer { auth: LoginAuth { lease_duration, .. } } = parsed(&body).ok()?;
+        Some(Duration::from_secs(lease_duration))
     }
 
     async fn login(&self, mount: &[String], role: (&str, &str), secret_key: &str) -> Result<Login, MintError> {
@@ -235,13 +277,13 @@ impl Server<'_> {
 
     /// Creates a secret with a lease.
     async fn create(&self, place: &str) -> Result<Lease, StoreFailure> {
-        let answer: LeaseAnswer = self.ask(&StoreCall::get(place.to_owned())).await?;
+        let (answer, token_end) = self.ask::<LeaseAnswer>(&StoreCall::get(place.to_owned())).await?;
         let members = answer.data.ok_or_else(|| lasting("the item has no fields"))?;
         if answer.lease_duration == 0 {
             return Err(lasting("the secret has no lease, so its engine is not a dynamic one"));
         }
         let id = Some(answer.lease_id).filter(|id| answer.renewable && !id.is_empty());
-        Ok(Lease { members, id, granted: Duration::from_secs(answer.lease_duration), at: Instant::now() })
+        Ok(Lease { members, id, granted: Duration::from_secs(answer.lease_duration), at: Instant::now(), token_end })
     }
 
     /// Extends a lease. Returns its new life.
@@ -254,10 +296,11 @@ impl Server<'_> {
         let body = serde_json::json!({ "lease_id": id.as_str(), "increment": lease.granted.as_secs() });
         let place = path(["sys", "leases", "renew"]);
         let call = StoreCall { method: Method::PUT, place, body: Zeroizing::new(body.to_string().into_bytes()) };
-        let answer: LeaseAnswer = self.ask(&call).await?;
+        let (answer, _) = self.ask::<LeaseAnswer>(&call).await?;
         let granted = Duration::from_secs(answer.lease_duration);
+        let is_bounded = lease.token_end.as_ref().is_some_and(|end| end.left() < lease.granted / 2);
         // Near its maximum, a lease is extended by less and less.
-        if granted < lease.granted / 2 { Err(refused()) } else { Ok(granted) }
+        if granted < lease.granted / 2 || is_bounded { Err(refused()) } else { Ok(granted) }
     }
 }
 

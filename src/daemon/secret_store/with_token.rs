@@ -49,11 +49,12 @@ pub(super) async fn read(
         _ => return Err(MintError::lasting("not an item of this store")),
     };
     let key = read.server.fingerprint();
-    let token = logins.token(key, login(endpoints, read)).await?;
+    let none = async |_| None;
+    let (token, _) = logins.token(key, login(endpoints, read), none).await?;
     let mut answer = send(requests, read, &place, &token).await;
     if matches!(&answer, Err(StoreFailure { status: Some(StatusCode::UNAUTHORIZED), .. })) {
         logins.forget(key, &token).await;
-        let token = logins.token(key, login(endpoints, read)).await?;
+        let (token, _) = logins.token(key, login(endpoints, read), none).await?;
         answer = send(requests, read, &place, &token).await;
     }
     let body = answer?;

@@ -42,11 +42,13 @@ pub type Issuer = Arc<dyn Fn(Arc<MintRecipe>, Purpose) -> BoxFuture<'static, Iss
 /// The purpose of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
+    /// There is none.
+    First,
     /// The token that is there will expire soon, and may be extended.
     Renewal,
     /// The configuration was read again. The store may have another value.
     Confirmation,
-    /// There is no token, or the one that is there may not be valid.
+    /// The token that is there was rejected.
     Replacement,
 }
 
@@ -130,8 +132,9 @@ struct State {
 }
 
 /// A fetch of one token, for all requests that wait for it.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Flight {
+    began: Instant,
     /// Cancelled at its end, whatever ends it.
     over: CancellationToken,
     has_token: Arc<AtomicBool>,
@@ -237,7 +240,8 @@ impl Mints {
             Need::Nothing | Need::Promotion => None,
             Need::Renewal => Some(Purpose::Renewal),
             Need::Confirmation => Some(Purpose::Confirmation),
-            Need::Replacement | Need::Token => Some(Purpose::Replacement),
+            Need::Replacement => Some(Purpose::Replacement),
+            Need::Token => Some(Purpose::First),
         };
         let running = state.flight.as_ref().filter(|flight| !flight.over.is_cancelled()).cloned();
         let (flight, is_new) = match (purpose, running) {
@@ -250,9 +254,9 @@ impl Mints {
     }
 
     fn start(self: &Arc<Self>, key: &MintKey, recipe: &Arc<MintRecipe>, purpose: Purpose, state: &mut State) -> Flight {
-        let (this, key, recipe, flight) = (self.clone(), key.clone(), recipe.clone(), Flight::default());
+        let (this, key, recipe, flight) = (self.clone(), key.clone(), recipe.clone(), Flight::begin());
         state.flight = Some(flight.clone());
-        let Flight { over, has_token } = flight.clone();
+        let Flight { over, has_token, .. } = flight.clone();
         let must_end = recipe.replaces_secret();
         // It goes on without the request that started it.
         let fetch = async move {
@@ -273,7 +277,7 @@ impl Mints {
         // Each of its parts has a time limit. It is not cancelled: a refresh token that was replaced would be lost.
         let Issued { token, next } = (self.issuer)(recipe.clone(), purpose).await;
         let token = match token {
-            Ok(token) => self.checked(&key, token).await,
+            Ok(token) => self.checked(&key, token, began).await,
             Err(error) => Err(error),
         };
         let mut line = MintLine::new(&key.name, &key.workspace, recipe.url(), began.elapsed());
@@ -295,7 +299,8 @@ impl Mints {
         match token {
             Ok((value, life)) => {
                 let placing = match (purpose, life) {
-                    (Purpose::Replacement, _) | (Purpose::Confirmation, TokenLife::Kept { .. }) => Placing::Now,
+                    (Purpose::First | Purpose::Replacement, _) => Placing::Now,
+                    (Purpose::Confirmation, TokenLife::Kept { .. }) => Placing::Now,
                     (Purpose::Renewal, TokenLife::Kept { .. }) => Placing::Soon,
                     // Its server says that the earlier one is still valid.
                     (_, TokenLife::Stated(_) | TokenLife::Assumed(_)) => Placing::AfterCurrent,
@@ -304,8 +309,8 @@ impl Mints {
                 // One that is not known is a new policy.
                 let is_short = !is_known && life.time() < SHORT_LIFE && !matches!(life, TokenLife::Kept { .. });
                 // False if the configuration has changed in the meantime. The next request fetches another one.
-                let (used_for, next_for) = (used.clone(), after.clone());
-                let add = move || policies.add_minted(&place, (&used_for, &next_for), (&value, placing));
+                let (used_for, next_for) = (used.clone(), next.clone());
+                let add = move || policies.add_minted(&place, (&used_for, next_for.as_ref()), (&value, placing));
                 let is_added = is_known || spawn_blocking(add).await.unwrap_or(false);
                 self.metrics.minted.inc();
                 self.note(&key, fingerprint, &after, |state| {
@@ -341,12 +346,13 @@ impl Mints {
         &self,
         key: &MintKey,
         IssuedToken { value, life }: IssuedToken,
+        asked: Instant,
     ) -> Result<(Arc<MintedValue>, TokenLife), MintError> {
         let credential = self.policies.snapshot().minted(key).cloned();
         let credential = credential.ok_or_else(|| MintError::new("there is no such credential any more"))?;
         let spread = backoff::random_share();
         // Whether it can be guessed is estimated, which is slow.
-        let value = spawn_blocking(move || credential.checked(value, life, spread)).await;
+        let value = spawn_blocking(move || credential.checked(value, (asked, life), spread)).await;
         let value = value.map_err(|_| MintError::new("the token could not be checked"))?;
         let value = value.map_err(|error| MintError::lasting(error.to_string()))?;
         Ok((Arc::new(value), life))
@@ -356,6 +362,8 @@ impl Mints {
     fn confirm(&self, key: &MintKey, fingerprint: [u8; 32], value: &MintedValue) -> bool {
         let policy = self.policies.snapshot();
         let credential = policy.minted(key).filter(|credential| credential.fingerprint() == Some(fingerprint));
+        // One that would follow is not what the server has now.
+        let credential = credential.filter(|credential| !credential.has_next());
         let current = credential.and_then(|credential| credential.minted_value());
         let is_same = current.filter(|current| current.is_same_as(value));
         is_same.inspect(|current| current.confirm(value)).is_some()
@@ -377,7 +385,8 @@ impl Mints {
 
     /// Makes sure that a credential has a token, within a time limit. Returns why it has none.
     async fn provide(self: &Arc<Self>, key: &MintKey, is_selected: bool, within: Duration) -> Result<(), &'static str> {
-        let deadline = Instant::now().checked_add(within);
+        let entered = Instant::now();
+        let deadline = entered.checked_add(within);
         loop {
             // A later step refuses the request if the credential is no longer there.
             let Some(Beginning { need, recipe, flight, is_new, rejected }) = self.begin(key) else { return Ok(()) };
@@ -391,7 +400,9 @@ impl Mints {
                     return Ok(());
                 }
                 // One request waits. The rejected token may still be valid.
-                Need::Replacement | Need::Confirmation if !is_new => return Ok(()),
+                Need::Replacement if !is_new => return Ok(()),
+                // The value that is there is used after a short wait, or if its store does not answer.
+                Need::Confirmation if flight.is_none() || entered.elapsed() >= SHORT_WAIT => return Ok(()),
                 Need::Replacement | Need::Confirmation | Need::Token => {}
             }
             let Some(flight) = flight else { return Err("the last attempt to mint a token has failed") };
@@ -400,10 +411,14 @@ impl Mints {
             } else {
                 recipe.mint_timeout.min(SHORT_WAIT)
             };
+            // Nobody waits long for a store that was slow for others.
+            let waited = if need == Need::Confirmation { flight.began.elapsed() } else { Duration::ZERO };
+            let limit = limit.saturating_sub(waited);
             let left = deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()).min(limit));
             match timeout(left, flight.end()).await {
-                // The token may be the next one, if the current one has expired meanwhile.
-                Ok(true) => {}
+                // The token may be the next one, if the current one has expired meanwhile; or it was asked for before the reload.
+                Ok(true) if need != Need::Replacement => {}
+                Ok(true) => return Ok(()),
                 _ if need != Need::Token => return Ok(()),
                 // A reload has changed the credential meanwhile.
                 Ok(false) if self.has_other_recipe(key, &recipe) => {}
@@ -444,6 +459,10 @@ impl State {
 }
 
 impl Flight {
+    fn begin() -> Self {
+        Self { began: Instant::now(), over: CancellationToken::new(), has_token: Arc::default() }
+    }
+
     /// Returns whether there is a token at its end.
     async fn end(self) -> bool {
         self.over.cancelled().await;

@@ -123,11 +123,13 @@ pub enum OwnServer {
     TokenEndpoint,
     /// A secret store. It knows the proxy by its secrets, and may share its addresses with other sites.
     SecretStore,
+    /// A program on this machine that serves secrets, perhaps to anybody.
+    LocalSecretStore,
 }
 
 impl OwnServer {
     fn is_denied(self) -> bool {
-        matches!(self, Self::Ledger | Self::OpenCollector | Self::OpenTraceCollector)
+        matches!(self, Self::Ledger | Self::OpenCollector | Self::OpenTraceCollector | Self::LocalSecretStore)
     }
 
     /// Returns the rule that refuses requests to the server.
@@ -139,7 +141,7 @@ impl OwnServer {
             }
             Self::ApprovalHook => "address: the proxy's own approval hook",
             Self::TokenEndpoint => "address: the proxy's own token endpoint",
-            Self::SecretStore => "address: the proxy's own secret store",
+            Self::SecretStore | Self::LocalSecretStore => "address: the proxy's own secret store",
         }
     }
 }

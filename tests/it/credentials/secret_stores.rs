@@ -32,6 +32,10 @@ struct Vault {
     logins: usize,
     /// The tokens that are accepted.
     tokens: Vec<String>,
+    /// The life of a login's token, in seconds. 0 for an hour.
+    token_life: u64,
+    /// Tokens can be extended.
+    extends_tokens: bool,
     is_sealed: bool,
     /// Leases that can be extended, by their ids, with what is granted.
     leases: HashMap<String, u64>,
@@ -58,7 +62,7 @@ impl SharedVault {
         if vault.is_sealed {
             return errors(503, "Vault is sealed");
         }
-        if asked.path.starts_with("/v1/auth/") {
+        if asked.path.ends_with("/login") {
             assert_eq!(asked.method, "POST");
             let body: Value = serde_json::from_str(&asked.body).unwrap();
             let is_role = body == json!({ "role_id": "agents", "secret_id": SECRET_ID });
@@ -74,12 +78,24 @@ impl SharedVault {
             vault.logins += 1;
             let token = format!("hvs.CAESIJ{:04}k7Qz2mXv9LpW4sVt6eRR", vault.logins);
             vault.tokens.push(token.clone());
+            let life = if vault.token_life == 0 { 3600 } else { vault.token_life };
             let auth =
-                json!({ "client_token": token, "lease_duration": 3600, "renewable": true, "policies": ["agents"] });
+                json!({ "client_token": token, "lease_duration": life, "renewable": true, "policies": ["agents"] });
             return answer(200, &json!({ "auth": auth, "data": null, "lease_id": "" }));
         }
         if !vault.tokens.iter().any(|token| token == asked.header("x-vault-token")) {
             return errors(403, "permission denied");
+        }
+        if asked.path == "/v1/auth/token/renew-self" {
+            let auth = json!({ "client_token": asked.header("x-vault-token"), "lease_duration": vault.token_life });
+            return if vault.extends_tokens {
+                answer(200, &json!({ "auth": auth }))
+            } else {
+                errors(400, "not renewable")
+            };
+        }
+        if asked.path == "/v1/auth/token/lookup-self" {
+            return answer(200, &json!({ "data": { "ttl": 60 } }));
         }
         if asked.path == "/v1/sys/leases/renew" {
             assert_eq!(asked.method, "PUT");
@@ -97,7 +113,7 @@ impl SharedVault {
             vault.created += 1;
             let (id, life) = (format!("crm/creds/agents/{}", vault.created), vault.leases.get("new").copied().unwrap());
             vault.leases.insert(id.clone(), life);
-            let data = json!({ "username": format!("v-agents-{}", vault.created), "password": token(vault.created) });
+            let data = json!({ "username": token(500 + vault.created), "password": token(vault.created), "weak": "password1" });
             let lease = json!({ "lease_id": id, "lease_duration": life, "renewable": true, "data": data });
             return answer(200, &lease);
         }
@@ -134,8 +150,9 @@ fn configuration(origin: &Origin, server: &TokenServer, store: &str, credential:
     format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n{}\n\
          [credentials.CRM]\ndomains = [\"api.test\"]\n{credential}\n{more}\n\
-         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"CRM\"]\n",
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"CRM\"{}]\n",
         section(store).replace("PORT", &server.port.to_string()),
+        if credential.contains("[credentials.SECOND]") { ", \"SECOND\"" } else { "" },
         port = origin.port(),
     )
 }
@@ -177,6 +194,10 @@ impl Stored {
 
     async fn get(&self, path: &str) -> Reply {
         self.lab.by(Way::TunnelH1, "GET", &self.url(path), &[("exeat-credential", "CRM")], "").await
+    }
+
+    async fn get_with(&self, name: &str) -> Reply {
+        self.lab.by(Way::TunnelH1, "GET", &self.url("/"), &[("exeat-credential", name)], "").await
     }
 
     async fn post(&self, body: &str) -> Reply {
@@ -267,7 +288,7 @@ async fn a_login_whose_token_was_revoked_is_made_again() {
     assert_eq!(stored.sent(), format!("Bearer {}", token(1)));
     let read = "GET /v1/secret/data/github";
     let login = "POST /v1/auth/approle/login";
-    assert_eq!(stored.paths(), [login, read, read, login, read]);
+    assert_eq!(stored.paths(), [login, read, read, "GET /v1/auth/token/lookup-self", login, read]);
     // The earlier value is not sent any more, and still searched for.
     stored.post(&token(0)).await.assert_refused(403, "leak_detected");
 }
@@ -395,6 +416,156 @@ async fn a_lease_that_was_revoked_is_replaced_for_the_next_request() {
     }
     assert_eq!(vault.0.lock().unwrap().created, 3);
     stored.post(&token(2)).await.assert_refused(403, "leak_detected");
+}
+
+const DYNAMIC: &str = "engines = { crm = \"dynamic\" }";
+const PASSWORD: &str = "auth_type = \"bearer\"\nvalue = \"vault://crm/creds/agents#password\"";
+
+fn dynamic(lease: u64) -> SharedVault {
+    let vault = SharedVault::default();
+    vault.0.lock().unwrap().leases.insert("new".to_owned(), lease);
+    vault
+}
+
+/// A reload in the last part of a lease that cannot be extended: its successor is there already.
+#[tokio::test]
+async fn a_reload_while_a_new_lease_waits_fetches_nothing_again_and_again() {
+    let vault = dynamic(8);
+    let store = format!("{APPROLE}\n{DYNAMIC}");
+    let stored = with_vault(&store, PASSWORD, &vault).await;
+    assert_eq!(stored.get("/").await.status, 200);
+    vault.0.lock().unwrap().leases.insert("crm/creds/agents/1".to_owned(), 0);
+    while vault.0.lock().unwrap().created < 2 {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    let lines = async || stored.mints().await.len();
+    while lines().await < 2 {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    stored.reload(&store, PASSWORD);
+    for _ in 0..5 {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    assert_eq!((lines().await, vault.0.lock().unwrap().created), (3, 2));
+}
+
+/// The fields of one secret belong together, whenever they are used first.
+#[tokio::test]
+async fn credentials_with_one_path_have_one_lease() {
+    let vault = dynamic(4);
+    let both = format!(
+        "{PASSWORD}\n[credentials.SECOND]\ndomains = [\"api.test\"]\nauth_type = \"bearer\"\n\
+         value = \"vault://crm/creds/agents#username\""
+    );
+    let stored = with_vault(&format!("{APPROLE}\n{DYNAMIC}"), &both, &vault).await;
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(1) {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    assert_eq!(stored.get_with("SECOND").await.status, 200);
+    assert_eq!((vault.0.lock().unwrap().created, stored.sent()), (1, format!("Bearer {}", token(501))));
+}
+
+#[tokio::test]
+async fn a_field_that_is_wrong_creates_no_lease_again() {
+    for (field, why) in [("pasword", "no such field"), ("weak", "too easy to guess")] {
+        let vault = dynamic(3600);
+        let store = format!("{APPROLE}\n{DYNAMIC}");
+        let credential = PASSWORD.replace("#password", &format!("#{field}"));
+        let stored = with_vault(&store, &credential, &vault).await;
+        for tried in 1..4 {
+            stored.get("/").await.assert_refused(503, "credential_unavailable");
+            let lines = stored.mints().await;
+            assert!(lines.len() == tried && lines[tried - 1]["rule"].as_str().unwrap().contains(why), "{lines:?}");
+            // It is tried again at once then.
+            stored.reload(&store, &credential);
+        }
+        assert_eq!(vault.0.lock().unwrap().created, 1);
+    }
+}
+
+/// Vault revokes a lease with the token that created it.
+#[tokio::test]
+async fn a_lease_ends_with_its_token_and_a_token_is_extended() {
+    let life = async |vault: &SharedVault| {
+        let stored = with_vault(&format!("{APPROLE}\n{DYNAMIC}"), PASSWORD, vault).await;
+        assert_eq!(stored.get("/").await.status, 200);
+        let line = stored.mints().await.pop().unwrap();
+        let time = |key: &str| {
+            let format = &time::format_description::well_known::Rfc3339;
+            time::OffsetDateTime::parse(line[key].as_str().unwrap(), format).unwrap()
+        };
+        ((time("expires_at") - time("ts")).whole_seconds(), stored)
+    };
+    let vault = dynamic(3600);
+    vault.0.lock().unwrap().token_life = 120;
+    let (seconds, _) = life(&vault).await;
+    assert!((100..=120).contains(&seconds), "{seconds}");
+
+    let vault = dynamic(2);
+    (vault.0.lock().unwrap().token_life, vault.0.lock().unwrap().extends_tokens) = (5, true);
+    let (_, stored) = life(&vault).await;
+    let extensions = || stored.paths().iter().filter(|path| *path == "POST /v1/auth/token/renew-self").count();
+    while extensions() < 2 {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    let vault = vault.0.lock().unwrap();
+    assert_eq!((vault.logins, vault.created), (1, 1));
+}
+
+#[tokio::test]
+async fn a_path_that_a_login_may_not_read_causes_no_other_login() {
+    let vault = SharedVault::default();
+    vault.set("/v1/secret/data/github", 403, json!({ "errors": ["permission denied"] }));
+    let stored = with_vault(APPROLE, BEARER, &vault).await;
+    stored.get("/").await.assert_refused(503, "credential_unavailable");
+    let (login, read, lookup) =
+        ("POST /v1/auth/approle/login", "GET /v1/secret/data/github", "GET /v1/auth/token/lookup-self");
+    assert_eq!(stored.paths(), [login, read, lookup]);
+}
+
+#[tokio::test]
+async fn an_engine_with_leases_is_not_read_as_one_without() {
+    let vault = dynamic(3600);
+    let store = format!("{APPROLE}\n{}", DYNAMIC.replace("dynamic", "kv-v1"));
+    let stored = with_vault(&store, PASSWORD, &vault).await;
+    stored.get("/").await.assert_refused(503, "credential_unavailable");
+    assert_eq!(stored.mints().await[0]["rule"], "the secret has a lease, so its engine is a dynamic one");
+}
+
+/// An operator takes a change back before the new value was sent.
+#[tokio::test]
+async fn a_value_that_was_taken_back_is_not_sent() {
+    let vault = SharedVault::default().with("/v1/secret/data/github", kv2("token", token(0)));
+    let credential = format!("{BEARER}\nrefresh = \"2s\"");
+    let stored = with_vault(APPROLE, &credential, &vault).await;
+    assert_eq!(stored.get("/").await.status, 200);
+    vault.set("/v1/secret/data/github", 200, kv2("token", token(1)));
+    while stored.mints().await.len() < 2 {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    vault.set("/v1/secret/data/github", 200, kv2("token", token(0)));
+    stored.reload(APPROLE, &credential);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        assert_eq!(stored.get("/").await.status, 200);
+        assert_eq!(stored.sent(), format!("Bearer {}", token(0)));
+    }
+    stored.post(&token(1)).await.assert_refused(403, "leak_detected");
+}
+
+/// A value is checked for the form in which it is sent.
+#[tokio::test]
+async fn a_value_is_read_again_for_another_auth_type() {
+    let vault = SharedVault::default().with("/v1/secret/data/github", kv2("token", format!("{}:pw1", token(0))));
+    let stored = with_vault(APPROLE, BEARER, &vault).await;
+    assert_eq!(stored.get("/").await.status, 200);
+    stored.reload(APPROLE, &BEARER.replace("bearer", "basic"));
+    stored.get("/").await.assert_refused(503, "credential_unavailable");
+    assert!(stored.mints().await[1]["rule"].as_str().unwrap().contains("too easy to guess"));
+    // Only the whole value is searched for.
+    assert_eq!(stored.post("pw1").await.status, 200);
+    stored.post(&format!("{}:pw1", token(0))).await.assert_refused(403, "leak_detected");
 }
 
 #[tokio::test]
@@ -578,7 +749,7 @@ async fn secrets_of_google_and_azure_are_read_with_an_access_token() {
     let google = "[secret_stores.gcp]\ncredentials = \"file:account.json\"\nendpoint = \"https://store.test:PORT\"\n\
                   token_url = \"https://store.test:PORT/login\"";
     let azure = "[secret_stores.azure]\nclient_id = \"app\"\nclient_secret = \"file:secret-id\"\n\
-                 endpoint = \"https://store.test:PORT\"\ntoken_url = \"https://store.test:PORT/login\"";
+                 endpoint = \"https://store.test:PORT/{vault}\"\ntoken_url = \"https://store.test:PORT/login\"";
     let document = json!({ "token": token(0) }).to_string();
     let in_google =
         |text: &str| json!({ "name": "x", "payload": { "data": STANDARD.encode(text), "dataCrc32c": "1" } });
@@ -596,12 +767,12 @@ async fn secrets_of_google_and_azure_are_read_with_an_access_token() {
             in_google(&document),
             "/v1/projects/12/secrets/git_hub/versions/5:access",
         ),
-        (azure, "azure-kv://my-vault/github", in_azure(&token(0)), "/secrets/github?api-version=7.4"),
+        (azure, "azure-kv://my-vault/github", in_azure(&token(0)), "/my-vault/secrets/github?api-version=7.4"),
         (
             azure,
             "azure-kv://my-vault/github/ec96f0#token",
             in_azure(&document),
-            "/secrets/github/ec96f0?api-version=7.4",
+            "/my-vault/secrets/github/ec96f0?api-version=7.4",
         ),
     ];
     for (store, reference, item, path) in rows {
