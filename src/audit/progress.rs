@@ -11,6 +11,7 @@ use super::finds::{NotedFind, StreamFinds};
 use super::tally::Scanned;
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
+use crate::model::name::CredentialName;
 use crate::model::refusal::{Deny, Refusal};
 
 /// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
@@ -34,6 +35,8 @@ pub struct TransferCounts {
     reached: OnceLock<ExchangeLimit>,
     heads: Mutex<HeadProgress>,
     scans: [ScanProgress; 2],
+    /// The credentials whose values were sent in messages, each once.
+    in_messages: Mutex<Vec<CredentialName>>,
 }
 
 /// The direction of the data that is searched for values.
@@ -98,6 +101,7 @@ impl TransferCounts {
             reached: OnceLock::new(),
             heads: Mutex::default(),
             scans: Default::default(),
+            in_messages: Mutex::default(),
         }
     }
 
@@ -134,6 +138,25 @@ impl TransferCounts {
     pub fn stop(&self, refusal: Refusal) {
         let _ = self.stopped.set(refusal);
         self.stops.notify_waiters();
+    }
+
+    /// Notes credentials whose values have been sent in messages.
+    pub fn sent_in_messages(&self, names: &[CredentialName]) {
+        // Most messages have none.
+        if names.is_empty() {
+            return;
+        }
+        let mut known = self.in_messages.lock();
+        for name in names {
+            if !known.contains(name) {
+                known.push(name.clone());
+            }
+        }
+    }
+
+    /// Returns the credentials whose values have been sent in messages.
+    pub(super) fn credentials_in_messages(&self) -> Vec<CredentialName> {
+        self.in_messages.lock().clone()
     }
 
     /// Records that the request must not be sent further because of a find, and counts it at once. The task of the exchange

@@ -379,8 +379,8 @@ impl Record {
     }
 
     /// Records the credentials whose values were sent in messages, beside those that are known.
-    pub fn credentials_in_messages(&mut self, names: &[CredentialName]) {
-        for name in names {
+    pub fn note_credentials_in_messages(&mut self) {
+        for name in self.counts.credentials_in_messages() {
             let text = name.to_string();
             let is_known =
                 self.line.credential_used.as_ref() == Some(&text) || self.line.credentials_beside.contains(&text);
@@ -389,8 +389,8 @@ impl Record {
                 None => self.line.credential_used = Some(text),
                 Some(_) => self.line.credentials_beside.push(text),
             }
-            if !self.sent_values.contains(name) {
-                self.sent_values.push(name.clone());
+            if !self.sent_values.contains(&name) {
+                self.sent_values.push(name);
             }
         }
     }
@@ -829,6 +829,9 @@ impl Record {
 
     /// Adds what is known at the end of the exchange to the line.
     fn complete_line(&mut self, decided: bool) {
+        if decided {
+            self.note_credentials_in_messages();
+        }
         let line = &mut self.line;
         if decided {
             line.request_bytes = Some(self.counts.sent_so_far());

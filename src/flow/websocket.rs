@@ -108,7 +108,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         },
     };
     let unread = directions.relay(&client, (client_io, origin_io), (idle, until), revocation, &mut record).await;
-    record.credentials_in_messages(directions.up.inner.swapped());
+    record.note_credentials_in_messages();
     // Nothing is sent after this.
     let _ = directions.down.finder.reached(directions.down.inner.finds(true));
     if let Some((count, names)) = directions.down.inner.found() {
@@ -329,7 +329,9 @@ impl RelayDirections {
             }
             (Some(RelayError::Placeholder(error)), _) => {
                 let refusal = refused_swap(error, record);
-                (Some(close_code(refusal)), RelayEnd::Refused(refusal))
+                let is_long = refusal == Deny::RequestTooLarge.into();
+                let code = if is_long { websocket::TOO_BIG } else { close_code(refusal) };
+                (Some(code), RelayEnd::Refused(refusal))
             }
             (Some(RelayError::TooBig), _) => {
                 (Some(websocket::TOO_BIG), RelayEnd::Refused(Deny::RequestTooLarge.into()))
@@ -372,6 +374,11 @@ fn refused_swap(error: SwapError, record: &mut Record) -> Refusal {
         SwapError::Unrelated(credential) => {
             record.refused_for(Deny::CredentialNotBound, &credential, "another credential is requested too")
         }
+        SwapError::Unknown(credential) => record.refused_for(Deny::CredentialUnknown, &credential, "it has no value"),
+        SwapError::TooLong(credential) => {
+            let why = "its placeholder is in a message that is too long for the memory for bodies, or for 1 MB";
+            record.refused_for(Deny::RequestTooLarge, &credential, why)
+        }
         SwapError::Unavailable(credential) => {
             record.rule(format!("{credential}: it has no value now"));
             Fail::CredentialUnavailable.into()
@@ -412,6 +419,8 @@ impl Filter for UpFilter {
     }
 
     fn written(&mut self) -> io::Result<()> {
+        // Only now: what is behind an error in the same bytes is not sent.
+        self.counts.sent_in_messages(&self.inner.take_swapped());
         self.state.written(self.inner.is_between_frames(), self.inner.is_closed())
     }
 }

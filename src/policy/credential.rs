@@ -415,8 +415,15 @@ impl Credential {
     }
 
     /// Returns true if the values of both are sent in the same form and places.
-    pub(super) fn has_form_of(&self, other: &Self) -> bool {
+    #[must_use]
+    pub fn has_form_of(&self, other: &Self) -> bool {
         self.auth == other.auth && self.swap_in == other.swap_in
+    }
+
+    /// Returns true if both are asked for in the same way, and bring the same others.
+    #[must_use]
+    pub fn is_asked_for_as(&self, other: &Self) -> bool {
+        self.placeholder == other.placeholder && self.with == other.with
     }
 
     /// Returns the credential with another state of its minting.
@@ -656,6 +663,11 @@ impl Credential {
             _ => return false,
         };
         !self.swap_in.contains(&anywhere)
+    }
+
+    /// Returns the places in messages in which the placeholder is replaced.
+    pub fn message_places(&self) -> impl Iterator<Item = &Placement> {
+        self.swap_in.iter().filter(|place| matches!(place, Placement::Message(_)))
     }
 
     /// Returns the places in which the placeholder is replaced or which are written, as far as they are known without a request.

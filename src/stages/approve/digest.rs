@@ -78,7 +78,13 @@ fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     grant.selected_credentials().iter().for_each(|chosen| digest.credential(chosen));
     // Its messages are not known yet.
     if let Some(swaps) = grant.message_swaps() {
-        swaps.credentials().iter().for_each(|credential| digest.part(credential.name().as_str()));
+        digest.length(swaps.credentials().count());
+        for credential in swaps.credentials() {
+            digest.part(credential.name().as_str());
+            let places: Vec<String> = credential.message_places().map(|place| place.to_string()).collect();
+            digest.length(places.len());
+            places.into_iter().for_each(|place| digest.part(place));
+        }
     }
 }
 

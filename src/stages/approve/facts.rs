@@ -15,7 +15,7 @@ use super::digest;
 use crate::audit::record::Record;
 use crate::model::name::ExecutionId;
 use crate::model::tool::{Kind, Tool};
-use crate::policy::credential::{Credential, Placement};
+use crate::policy::credential::Credential;
 use crate::stages::authorize::Grant;
 use crate::stages::authorize::credential::SelectedCredential;
 
@@ -155,20 +155,23 @@ impl BoundFacts {
             tokio::task::yield_now().await;
         }
         let sha256 = hex(&sha256.finalize());
+        let in_messages = |credential: &Credential| -> Vec<String> {
+            let is_swapped = grant.message_swaps().is_some();
+            credential.message_places().filter(|_| is_swapped).map(ToString::to_string).collect()
+        };
         let bound = |chosen: &SelectedCredential| BoundCredential {
             name: chosen.credential.name().to_string(),
-            places: chosen.placements().iter().map(ToString::to_string).collect(),
+            places: {
+                let placements = chosen.placements().into_iter().map(|place| place.to_string());
+                placements.chain(in_messages(&chosen.credential)).collect()
+            },
         };
-        let in_messages = |credential: &Arc<Credential>| BoundCredential {
+        let only_in_messages = |credential: &Arc<Credential>| BoundCredential {
             name: credential.name().to_string(),
-            places: credential
-                .places()
-                .filter(|it| matches!(it, Placement::Message(_)))
-                .map(|it| it.to_string())
-                .collect(),
+            places: in_messages(credential),
         };
         let credentials = grant.selected_credentials().iter().map(bound);
-        let credentials = credentials.chain(grant.only_in_messages().map(in_messages)).collect();
+        let credentials = credentials.chain(grant.only_in_messages().map(only_in_messages)).collect();
         let mut texts = Texts { record, left: MAX_HEAD, is_complete: is_url_whole };
         let is_webhook = grant.kind() == Kind::Tool(Tool::Webhook);
         let query = digest::sent_query(grant).map(|query| match is_webhook {

@@ -28,7 +28,7 @@ use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::aws_fields::{self, AnnouncedPayload};
-use crate::stages::message::cookies;
+use crate::stages::message::{cookies, websocket};
 
 /// The maximum number of placeholders in a request. The work for each grows with the length of the query, and each is
 /// replaced by a value.
@@ -206,12 +206,19 @@ pub(super) fn select(
     if kind == Kind::Tool(Tool::ApiCall) && named.is_none() {
         return Err(Deny::CredentialRequired.into());
     }
+    let selects_for_messages = found.len() > 1 && is_websocket(parts);
     let is_named = |one: &Credential| named.as_ref().is_some_and(|named| named.name() == one.name());
     let mut selected = Vec::with_capacity(found.len());
     for Found { credential, mut swaps, in_body } in found {
         check_usable(&credential, (target, allowed), record)?;
         let needs_placeholder = credential.auth().needs_placeholder();
-        if needs_placeholder && swaps.is_empty() && in_body.is_empty() {
+        let is_unused = needs_placeholder && swaps.is_empty() && in_body.is_empty();
+        let is_in_message = |place: &Placement| matches!(place, Placement::Message(_));
+        if is_unused && selects_for_messages && credential.places().any(|place| is_in_message(&place)) {
+            // Its placeholder may follow in a message.
+            continue;
+        }
+        if is_unused {
             return Err(not_bound(record, &credential, "it is sent only where its placeholder stands"));
         }
         // The text around a placeholder could be a key of the sandbox's own.
@@ -236,6 +243,11 @@ pub(super) fn select(
     }
     check_places(&selected, (&parts.headers, exclusive), record)?;
     Ok(selected)
+}
+
+/// Returns true for the handshake of a WebSocket.
+pub(super) fn is_websocket(parts: &Parts) -> bool {
+    matches!(websocket::parse_upgrade(parts), Ok(Some(_)))
 }
 
 fn check_usable(

@@ -38,7 +38,6 @@ use crate::stages::message::aws_fields::AnnouncedPayload;
 use crate::stages::message::message_swaps::MessageSwaps;
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::message::swap_body::BodyKind;
-use crate::stages::message::websocket;
 
 /// Evidence that a task may reach a destination.
 ///
@@ -109,7 +108,7 @@ struct CredentialRules {
     /// The destination may know a credential of the task.
     may_be_known: bool,
     /// The credentials that are swapped in the messages of a WebSocket.
-    in_messages: Option<Box<MessageSwaps>>,
+    in_messages: Option<Arc<MessageSwaps>>,
 }
 
 /// The parts of a granted exchange that later policies are checked against.
@@ -125,6 +124,8 @@ pub(crate) struct RevocationCheck {
     minted: Vec<Arc<MintedValue>>,
     /// A hash of the other values, for an exchange without a limit.
     fixed: Option<[u8; 32]>,
+    /// The credentials that are swapped in the messages of a WebSocket.
+    in_messages: Option<Arc<MessageSwaps>>,
 }
 
 impl RevocationCheck {
@@ -184,6 +185,10 @@ impl RevocationCheck {
             let known = known.filter(|credential| credential.is_enabled()).ok_or(Deny::CredentialUnknown)?;
             if !matched.allowed.may_receive(known, &current.target) {
                 return Err(Deny::CredentialNotBound.into());
+            }
+            if self.in_messages.as_ref().is_some_and(|swaps| !swaps.has_form_of(known)) {
+                // It would be sent in other places than now.
+                return Err(Fail::Draining.into());
             }
         }
         let has_other_values = self.fixed.is_some_and(|fixed| fixed != task.credentials().fixed_values());
@@ -292,6 +297,7 @@ impl Grant {
             approved: false,
             minted: self.values.minted.clone(),
             fixed: None,
+            in_messages: self.credentials.in_messages.clone(),
         }
     }
 
@@ -369,13 +375,13 @@ impl Grant {
     }
 
     /// Returns the credentials that are swapped in the messages of a WebSocket.
-    pub(super) fn message_swaps(&self) -> Option<&MessageSwaps> {
-        self.credentials.in_messages.as_deref()
+    pub(super) fn message_swaps(&self) -> Option<&Arc<MessageSwaps>> {
+        self.credentials.in_messages.as_ref()
     }
 
     /// Returns the credentials that may be sent in messages and are not selected.
     pub(super) fn only_in_messages(&self) -> impl Iterator<Item = &Arc<Credential>> {
-        let all = self.message_swaps().into_iter().flat_map(MessageSwaps::credentials);
+        let all = self.message_swaps().into_iter().flat_map(|swaps| swaps.credentials());
         all.filter(|one| self.selected_credentials().iter().all(|chosen| chosen.credential.name() != one.name()))
     }
 
@@ -595,11 +601,12 @@ fn grant(
     let searched = SearchedRequest { parts, path: &path, body };
     let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
     record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
+    let is_exclusive = admitted.allowed.required().next().is_some();
     let places = || task.credentials().placements().to_vec();
-    let reserved = admitted.allowed.required().next().is_some().then(places);
-    let in_messages = MessageSwaps::of(task.shared_credentials(), &marks, |one| to.1.may_receive(one, to.0));
-    let is_websocket = || matches!(websocket::parse_upgrade(parts), Ok(Some(_)));
-    let in_messages = in_messages.filter(|_| kind.takes_placeholders() && is_websocket()).map(Box::new);
+    let reserved = is_exclusive.then(places);
+    let in_messages = MessageSwaps::of(task.shared_credentials(), is_exclusive, |one| to.1.may_receive(one, to.0));
+    let takes_placeholders = kind.takes_placeholders() && marks == PlaceholderSyntax::Usual;
+    let in_messages = in_messages.filter(|_| takes_placeholders && credential::is_websocket(parts)).map(Arc::new);
     let sent = chosen.iter().map(|chosen| &*chosen.credential);
     let sent = sent.chain(in_messages.iter().flat_map(|swaps| swaps.credentials()).map(AsRef::as_ref));
     let values = ProtectedValues {

@@ -131,7 +131,7 @@ pub struct OriginResponse {
 pub(super) struct Switched {
     origin: OnUpgrade,
     /// The credentials that are swapped in the client's messages.
-    swaps: Option<MessageSwaps>,
+    swaps: Option<Arc<MessageSwaps>>,
 }
 
 /// A WebSocket accepted by the origin and not yet relayed.

@@ -21,13 +21,11 @@ const MAX_TRIES: usize = 16;
 const MAX_PLACES: usize = 1000;
 
 /// The credentials whose placeholders are replaced in the messages of a client. They are bound to the destination.
-#[derive(Clone)]
-pub(crate) struct MessageSwaps {
+pub struct MessageSwaps {
     credentials: Arc<TaskCredentials>,
     swapped: Vec<Arc<Credential>>,
-    syntax: PlaceholderSyntax,
-    /// Those whose values were sent, each once.
-    used: Vec<CredentialName>,
+    /// Only an injected credential may be sent, so other text beside a placeholder could be another one.
+    is_exclusive: bool,
 }
 
 /// A message that may not be sent.
@@ -42,8 +40,12 @@ pub enum SwapError {
         /// The reason.
         reason: Misplaced,
     },
+    /// The credential has no value.
+    Unknown(CredentialName),
     /// The credential has no value at the moment.
     Unavailable(CredentialName),
+    /// The message cannot be held as a whole.
+    TooLong(CredentialName),
     /// Two credentials are asked for, and neither is configured to be sent with the other.
     Unrelated(CredentialName),
 }
@@ -55,11 +57,10 @@ struct Found {
 }
 
 impl MessageSwaps {
-    /// Creates the state, if there is such a credential among those of a task. `may_receive` tells whether the destination may be sent
-    /// one.
+    /// Returns those of a task, if there are any. `may_receive` tells whether the destination may be sent one.
     pub(crate) fn of(
         credentials: &Arc<TaskCredentials>,
-        syntax: &PlaceholderSyntax,
+        is_exclusive: bool,
         may_receive: impl Fn(&Credential) -> bool,
     ) -> Option<Self> {
         let is_in_message = |place: &Placement| matches!(place, Placement::Message(_));
@@ -69,27 +70,43 @@ impl MessageSwaps {
         }
         let is_swapped = |one: &&Arc<Credential>| one.places().any(|place| is_in_message(&place)) && may_receive(one);
         let swapped: Vec<_> = credentials.iter().filter(is_swapped).cloned().collect();
-        let (credentials, syntax, used) = (credentials.clone(), syntax.clone(), Vec::new());
-        (!swapped.is_empty()).then_some(Self { credentials, swapped, syntax, used })
+        let credentials = credentials.clone();
+        (!swapped.is_empty()).then_some(Self { credentials, swapped, is_exclusive })
     }
 
     /// Returns the credentials that may be sent.
-    pub(crate) fn credentials(&self) -> &[Arc<Credential>] {
-        &self.swapped
+    pub(crate) fn credentials(&self) -> impl Iterator<Item = &Arc<Credential>> {
+        self.swapped.iter().filter(|credential| credential.is_enabled())
     }
 
-    /// Returns those that were sent.
-    pub(crate) fn used(&self) -> &[CredentialName] {
-        &self.used
+    /// Returns true if a credential of a newer policy is sent in the same places of messages.
+    pub(crate) fn has_form_of(&self, new: &Credential) -> bool {
+        let known = self.swapped.iter().find(|one| one.name() == new.name());
+        known.is_none_or(|known| known.has_form_of(new) && known.is_asked_for_as(new))
     }
 
-    /// Returns a message with the values, escaped for their places, or `None` if it has no placeholders.
+    /// Checks the beginning of a message that will be sent as it is.
+    ///
+    /// # Errors
+    /// [`SwapError::TooLong`] if it has a placeholder.
+    pub(crate) fn check_unswapped(&self, message: &[u8]) -> Result<(), SwapError> {
+        let found = self.swapped_in(message).filter(|_| begins_like_json(message));
+        found.map_or(Ok(()), |credential| Err(SwapError::TooLong(credential.name().clone())))
+    }
+
+    /// Returns a message with the values, escaped for their places, or `None` if it has no placeholders. The names of the credentials
+    /// are added to `used`.
     ///
     /// # Errors
     /// [`SwapError`].
-    pub(crate) fn swapped(&mut self, message: &[u8]) -> Result<Option<Zeroizing<Vec<u8>>>, SwapError> {
-        // Most messages have neither a placeholder nor an escape.
-        if self.first(message).is_none() && memchr::memchr(b'\\', message).is_none() {
+    pub(crate) fn swapped(
+        &self,
+        message: &[u8],
+        used: &mut Vec<CredentialName>,
+    ) -> Result<Option<Zeroizing<Vec<u8>>>, SwapError> {
+        // Most messages have neither a placeholder nor an escape. A text that is no JSON may quote a placeholder.
+        let has_none = self.first(message).is_none() && memchr::memchr(b'\\', message).is_none();
+        if has_none || !begins_like_json(message) {
             return Ok(None);
         }
         let mut search = MessageSearch { swaps: self, found: Vec::new(), looked_at: 0 };
@@ -108,15 +125,14 @@ impl MessageSwaps {
         found.sort_unstable_by_key(|found| found.range.start);
         let mut places = Vec::with_capacity(found.len());
         for Found { credential, range, .. } in &found {
+            if !credential.is_enabled() {
+                return Err(SwapError::Unknown(credential.name().clone()));
+            }
             let unavailable = || SwapError::Unavailable(credential.name().clone());
             let value = credential.usable_value().and_then(|value| json_escaped(value.expose()));
             places.push((range.clone(), value.ok_or_else(unavailable)?));
         }
-        for Found { credential, .. } in &found {
-            if !self.used.contains(credential.name()) {
-                self.used.push(credential.name().clone());
-            }
-        }
+        used.extend(found.iter().map(|found| found.credential.name().clone()));
         Ok(with_values(message, &places))
     }
 
@@ -133,7 +149,7 @@ impl MessageSwaps {
     }
 
     fn first<'t>(&self, text: &'t [u8]) -> Option<Placeholder<'t>> {
-        self.syntax.first(&self.credentials, text)
+        PlaceholderSyntax::Usual.first(&self.credentials, text)
     }
 
     fn is_swapped(&self, credential: &Credential) -> bool {
@@ -190,7 +206,9 @@ impl MessageSearch<'_> {
             let reason = match () {
                 () if text.is_name => Some(Misplaced::InName),
                 () if is_beside => Some(Misplaced::Repeated),
-                () if !is_whole && credential.must_be_whole_in(&place) => Some(Misplaced::BesideText),
+                () if !is_whole && (self.swaps.is_exclusive || credential.must_be_whole_in(&place)) => {
+                    Some(Misplaced::BesideText)
+                }
                 () if self.found.len() >= MAX_SWAPS => Some(Misplaced::TooMany),
                 () if leak::ends_within_escape(before) => Some(Misplaced::InEscape),
                 () => None,
@@ -217,6 +235,12 @@ impl MessageSearch<'_> {
         }
         Ok((text.is_name || credential.swaps_in(&place)).then_some(place))
     }
+}
+
+/// Returns true for a text that a server could read as JSON, perhaps behind a byte order mark.
+fn begins_like_json(message: &[u8]) -> bool {
+    let is_left_out = |byte: &&u8| **byte <= b' ' || b"\xef\xbb\xbf".contains(byte);
+    matches!(message.iter().find(|byte| !is_left_out(byte)), Some(b'{' | b'[' | b'"'))
 }
 
 fn misplaced(of: &Credential, place: &Placement, reason: Misplaced) -> SwapError {

@@ -27,6 +27,8 @@ use crate::stages::body_budget::Reservation;
 
 /// The string that every server appends to the key (RFC 6455 §1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// A text message that is held as a whole even if there is no memory for bodies, if it may have placeholders, in bytes.
+const SHORT_TEXT: u64 = 8 * 1024;
 /// The longest message that is held as a whole, in bytes.
 const MAX_MESSAGE: u64 = 1024 * 1024;
 
@@ -52,7 +54,7 @@ pub(crate) struct UpgradeRequest {
     accept: HeaderValue,
     protocols: Vec<String>,
     /// The credentials that are swapped in the client's messages.
-    swaps: Option<MessageSwaps>,
+    swaps: Option<Arc<MessageSwaps>>,
 }
 
 /// Returns true if the client requests an upgrade to WebSocket and to nothing else.
@@ -89,12 +91,12 @@ pub(crate) fn parse_upgrade(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
 
 impl UpgradeRequest {
     /// Returns the handshake for a connection in whose messages credentials are swapped.
-    pub(crate) fn with_swaps(self, swaps: Option<MessageSwaps>) -> Self {
+    pub(crate) fn with_swaps(self, swaps: Option<Arc<MessageSwaps>>) -> Self {
         Self { swaps, ..self }
     }
 
     /// Returns the credentials that are swapped in the client's messages.
-    pub(crate) fn into_swaps(self) -> Option<MessageSwaps> {
+    pub(crate) fn into_swaps(self) -> Option<Arc<MessageSwaps>> {
         self.swaps
     }
 
@@ -249,9 +251,11 @@ struct MessageScan {
 
 /// Replaces placeholders in text messages that are held as a whole.
 struct TextSwaps {
-    swaps: MessageSwaps,
+    swaps: Arc<MessageSwaps>,
     /// The current message so far. `None` if it is not a text, or too long.
     text: Option<Vec<u8>>,
+    /// The credentials whose values are in the output.
+    used: Vec<CredentialName>,
 }
 
 impl Upward {
@@ -269,10 +273,10 @@ impl Upward {
     }
 
     /// Replaces placeholders in messages after they were scanned.
-    pub(crate) fn swapping(mut self, swaps: MessageSwaps) -> Self {
+    pub(crate) fn swapping(mut self, swaps: Arc<MessageSwaps>) -> Self {
         let values = || Arc::new(Matcher::new(std::iter::empty::<(ValueOwner, &[u8])>()));
         let scan = self.scan.get_or_insert_with(|| MessageScan::new(values()));
-        scan.swaps = Some(TextSwaps { swaps, text: None });
+        scan.swaps = Some(TextSwaps { swaps, text: None, used: Vec::new() });
         self
     }
 
@@ -284,11 +288,10 @@ impl Upward {
         self
     }
 
-    /// Returns the credentials whose values were put into messages.
-    #[must_use]
-    pub fn swapped(&self) -> &[CredentialName] {
-        let swaps = self.scan.as_ref().and_then(|scan| scan.swaps.as_ref());
-        swaps.map_or(&[], |swaps| swaps.swaps.used())
+    /// Returns the credentials whose values were put into messages since the last call.
+    pub fn take_swapped(&mut self) -> Vec<CredentialName> {
+        let swaps = self.scan.as_mut().and_then(|scan| scan.swaps.as_mut());
+        swaps.map(|swaps| std::mem::take(&mut swaps.used)).unwrap_or_default()
     }
 
     /// Returns true if the output ends on a frame boundary.
@@ -389,15 +392,20 @@ impl MessageScan {
         let mut copied = 0;
         if let Some(Some(held)) = &mut swapped {
             held.extend_from_slice(text);
-            copied = held.len();
+            copied = held.capacity();
         }
+        // A message with a key is short, and has to be held as a whole.
+        let is_short = copied > 0 && self.size <= SHORT_TEXT;
         let reservation = &mut self.reservation;
         let mut fits = |held: usize| reservation.as_mut().is_none_or(|it| it.hold(held as u64).is_ok());
-        self.lagging |= self.size > MAX_MESSAGE || !fits(messages.held().saturating_add(copied));
-        if let Some(text) = swapped.filter(|_| self.lagging) {
-            // It is sent in parts.
-            *text = None;
+        let has_room = fits(messages.held().saturating_add(copied)) || is_short;
+        if let Some(swaps) = self.swaps.as_mut().filter(|_| self.size > MAX_MESSAGE || !has_room)
+            && let Some(text) = swaps.text.take()
+        {
+            // It is sent without a copy, perhaps in parts.
+            swaps.swaps.check_unswapped(&text).map_err(RelayError::Placeholder)?;
         }
+        self.lagging |= self.size > MAX_MESSAGE || !(has_room || fits(messages.held()));
         // Marked even while the message is held as a whole: the budget may run out before its end.
         messages.mark(messages.sent());
         if ends {
@@ -419,8 +427,8 @@ impl MessageScan {
         self.messages.end_message()?;
         (self.size, self.lagging) = (0, false);
         let swapped = match &mut self.swaps {
-            Some(TextSwaps { swaps, text }) => match text.take() {
-                Some(text) => swaps.swapped(&text).map_err(RelayError::Placeholder)?,
+            Some(TextSwaps { swaps, text, used }) => match text.take() {
+                Some(text) => swaps.swapped(&text, used).map_err(RelayError::Placeholder)?,
                 None => None,
             },
             None => None,
@@ -686,6 +694,8 @@ fn write_text_frame(payload: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError>
     // The mask is not predictable (RFC 6455 §5.3).
     let mut mask = [0; 4];
     getrandom::fill(&mut mask).map_err(|_| RelayError::TooBig)?;
+    // Growth would leave copies behind.
+    out.reserve(payload.len().saturating_add(14));
     out.push(0x81);
     match (u8::try_from(payload.len()), u16::try_from(payload.len())) {
         (Ok(length @ 0..=125), _) => out.push(0x80 | length),
@@ -755,6 +765,28 @@ mod tests {
             assert!(matches!(pass(&mut upward, VALUE), Err(RelayError::Leak(_))));
             drop(upward);
             assert_eq!(reserve().hold(600_000).is_ok(), fits, "charged bytes are given back");
+        }
+    }
+
+    #[test]
+    fn text_frames_have_the_shortest_length_and_a_mask() {
+        for (length, head) in [(0, 6), (125, 6), (126, 8), (65_535, 8), (65_536, 14), (1_048_600, 14)] {
+            let payload: Vec<u8> = (0..length).map(|n| b'a' + (n % 26) as u8).collect();
+            let mut out = b"before".to_vec();
+            write_text_frame(&payload, &mut out).unwrap();
+            let mut frames = FrameReader::of_client();
+            let (mut rest, mut text) = (&out[6..], Vec::new());
+            assert_eq!(rest.len(), length + head);
+            while let Some(piece) = frames.next(&mut rest).unwrap() {
+                match piece {
+                    Piece::Head(head) => {
+                        assert!(head.begins_text() && head.is_final() && head.length() == length as u64)
+                    }
+                    Piece::Payload { head, bytes, at, .. } => text.extend_from_slice(&head.unmasked(bytes, at)),
+                    Piece::Control { .. } => panic!("a control frame"),
+                }
+            }
+            assert_eq!(text, payload);
         }
     }
 }

@@ -496,12 +496,18 @@ pub async fn provide_tokens(
     began: tokio::time::Instant,
     record: &mut Record,
 ) -> Verdict<()> {
-    let needed: Vec<(MintKey, bool)> = {
+    let needed: Vec<(MintKey, Use)> = {
         let policy = mints.policies.snapshot();
         let Some(task) = policy.task(grant.admitted().caller().task()) else { return Ok(()) };
-        let is_selected = |name| grant.selected_credentials().iter().any(|chosen| chosen.credential.name() == name);
+        let is_selected =
+            |name: &CredentialName| grant.selected_credentials().iter().any(|chosen| chosen.credential.name() == name);
+        let of_use = |name: &CredentialName| match () {
+            () if is_selected(name) => Use::Selected,
+            () if grant.only_in_messages().any(|one| one.name() == name) => Use::InMessages,
+            () => Use::None,
+        };
         let credentials = task.credentials().minted_for(grant.admitted().target().host());
-        let keys = credentials.filter_map(|one| Some((one.mint_key()?, is_selected(one.name()))));
+        let keys = credentials.filter_map(|one| Some((one.mint_key()?, of_use(one.name()))));
         keys.collect()
     };
     if needed.is_empty() {
@@ -512,20 +518,32 @@ pub async fn provide_tokens(
     Box::pin(provide_needed(mints, needed, left, record)).await
 }
 
+/// The use of a credential in a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// It is sent.
+    Selected,
+    /// It may be sent in messages, which are not known yet.
+    InMessages,
+    /// It is not sent. The destination may know it.
+    None,
+}
+
 async fn provide_needed(
     mints: &Arc<Mints>,
-    needed: Vec<(MintKey, bool)>,
+    needed: Vec<(MintKey, Use)>,
     left: Duration,
     record: &mut Record,
 ) -> Verdict<()> {
     record.enter(Stage::Mint);
     // All that the request does without have one time limit together.
     let entered = Instant::now();
-    for (key, is_selected) in needed {
+    for (key, of_use) in needed {
         let short = SHORT_WAIT.saturating_sub(entered.elapsed());
-        let within = if is_selected { left } else { left.min(short) };
-        if let Err(why) = mints.provide(&key, is_selected, within).await
-            && is_selected
+        let is_waited_for = of_use != Use::None;
+        let within = if is_waited_for { left } else { left.min(short) };
+        if let Err(why) = mints.provide(&key, is_waited_for, within).await
+            && of_use == Use::Selected
         {
             record.rule(why);
             return Err(Fail::CredentialUnavailable.into());

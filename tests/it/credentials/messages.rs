@@ -8,8 +8,9 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::Frame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 
+use super::token_server::{TokenServer, issue, json as answer, token};
 use crate::http::websocket::{Echo, chat, closed_with, next};
-use crate::lab::{Lab, LabBuilder};
+use crate::lab::{Lab, LabBuilder, wait_until};
 
 const KEY: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb\"\\n";
 const SECRET: &str = "s9Lp2Vt6eRRu8YbN3cHd5JfQ";
@@ -55,7 +56,7 @@ async fn a_placeholder_in_a_message_is_replaced_and_its_echo_is_redacted() {
             r#"{"auth":{"token":"${secrets.KEY}"},"secret":"${secrets.SECRET}"}"#,
             json!({ "auth": { "token": KEY }, "secret": SECRET }),
         ),
-        // Neither the place nor the host of these, and no JSON at all.
+        // Neither the place nor the host of these.
         (r#"{"text":"${secrets.KEY}"}"#, json!({ "text": "${secrets.KEY}" })),
         (
             r#"{"text":"${secrets.ELSEWHERE} ${secrets.NONE}"}"#,
@@ -71,7 +72,8 @@ async fn a_placeholder_in_a_message_is_replaced_and_its_echo_is_redacted() {
         assert_eq!(parsed(echo.seen().last().unwrap()), *want, "{sent}");
     }
     // Text that is no JSON and binary messages pass as they are.
-    for message in [Message::text("hello \\ there"), Message::binary(messages[0].0.as_bytes().to_vec())] {
+    let others = ["hello \\ there", "42[\"auth\",\"${secrets.KEY}\"]", "say ${secrets.KEY}"].map(Message::text);
+    for message in others.into_iter().chain([Message::binary(messages[0].0.as_bytes().to_vec())]) {
         socket.send(message.clone()).await.unwrap();
         assert_eq!(next(&mut socket).await.unwrap().unwrap(), message);
     }
@@ -84,11 +86,13 @@ async fn a_placeholder_in_a_message_is_replaced_and_its_echo_is_redacted() {
     socket.send(fragment(right, Data::Continue, true)).await.unwrap();
     next(&mut socket).await.unwrap().unwrap();
     assert_eq!(parsed(echo.seen().last().unwrap()), messages[0].1);
-    // A long one, whose length has another form.
-    let long = json!({ "auth": { "token": "${secrets.KEY}" }, "text": "x".repeat(100_000) });
-    socket.send(Message::text(long.to_string())).await.unwrap();
-    next(&mut socket).await.unwrap().unwrap();
-    assert_eq!(parsed(echo.seen().last().unwrap())["auth"]["token"], KEY);
+    // Long ones, whose lengths have other forms.
+    for length in [200, 65_500, 100_000, 1_000_000] {
+        let long = json!({ "auth": { "token": "${secrets.KEY}" }, "text": "x".repeat(length) });
+        socket.send(Message::text(long.to_string())).await.unwrap();
+        next(&mut socket).await.unwrap().unwrap();
+        assert_eq!(parsed(echo.seen().last().unwrap())["auth"]["token"], KEY, "{length}");
+    }
     socket.close(None).await.unwrap();
     closed_with(&mut socket).await;
     let line = lab.ended(1).await;
@@ -120,6 +124,7 @@ async fn a_message_that_can_be_read_in_two_ways_closes_the_socket() {
         let line = lab.ended(0).await;
         assert_eq!((&line["code"], &line["verdict"]), (&json!("credential_not_bound"), &json!("deny")), "{line}");
         assert!(line["rule"].as_str().unwrap().contains(why), "{message}: {line}");
+        wait_until("the end at the origin", || echo.seen().iter().any(Message::is_close)).await;
         assert!(echo.seen().iter().filter(|seen| seen.is_text()).count() == 1, "{message}");
     }
 }
@@ -147,6 +152,7 @@ async fn a_value_in_a_message_is_still_a_leak_and_a_reload_ends_what_it_forbids(
     socket.send(Message::text(message.to_string())).await.unwrap();
     assert_eq!(closed_with(&mut socket).await, Some(1008));
     assert_eq!(lab.ended(0).await["code"], "leak_detected");
+    wait_until("the end at the origin", || echo.seen().iter().any(Message::is_close)).await;
     assert!(echo.seen().iter().all(|seen| !seen.is_text()));
 
     let mut socket = lab.socket(echo.port, &[]).await;
@@ -156,6 +162,89 @@ async fn a_value_in_a_message_is_still_a_leak_and_a_reload_ends_what_it_forbids(
     lab.reload(&moved);
     assert_eq!(closed_with(&mut socket).await, Some(1008));
     assert_eq!(lab.ended(1).await["code"], "credential_not_bound");
+}
+
+/// A socket goes on for long, and would put the value where it is not allowed any more.
+#[tokio::test]
+async fn a_reload_that_narrows_a_place_ends_the_sockets_that_use_it() {
+    for narrowed in [NAMED, &NAMED.replace("pk_live_0000000000", "pk_live_0000000001")] {
+        let wide = NAMED.replace("websocket:/auth/token", "websocket");
+        let (lab, echo) = lab(&wide, "").await;
+        let mut socket = lab.socket(echo.port, &[]).await;
+        chat_once(&mut socket).await;
+        lab.reload(&configuration(echo.port, &wide, "methods = [\"GET\"]"));
+        chat_once(&mut socket).await;
+        lab.reload(&configuration(echo.port, narrowed, "methods = [\"GET\"]"));
+        assert_eq!(closed_with(&mut socket).await, Some(1001), "{narrowed}");
+        assert_eq!(lab.ended(0).await["credential_used"], "KEY");
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_cannot_be_replaced_closes_the_socket() {
+    let (lab, echo) = lab(NAMED, "").await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    let long = json!({ "auth": { "token": "${secrets.KEY}" }, "text": "x".repeat(1_100_000) });
+    let _ = socket.send(Message::text(long.to_string())).await;
+    assert!(matches!(closed_with(&mut socket).await, Some(1009) | None));
+    let line = lab.ended(0).await;
+    assert_eq!((&line["code"], &line["credential_used"]), (&json!("request_too_large"), &Value::Null), "{line}");
+
+    // The last one has no value, which concerns nobody who does not ask for it.
+    fs::remove_file(lab.dir.path().join("secret")).unwrap();
+    lab.reload(&configuration(echo.port, NAMED, ""));
+    let mut socket = lab.socket(echo.port, &[]).await;
+    lab.reload(&configuration(echo.port, NAMED, "methods = [\"GET\"]"));
+    chat_once(&mut socket).await;
+    socket.send(Message::text(r#"{"secret":"${secrets.SECRET}"}"#)).await.unwrap();
+    assert_eq!(closed_with(&mut socket).await, Some(1008));
+    let line = lab.ended(1).await;
+    assert_eq!((&line["code"], &line["rule"]), (&json!("credential_unknown"), &json!("SECRET: it has no value")));
+}
+
+/// A key in a field of the handshake, and another one in the first message.
+#[tokio::test]
+async fn a_credential_of_the_handshake_brings_one_of_the_messages() {
+    let places = "swap_in = [\"header:x-key\"]\nwith = [\"SECRET\"]";
+    let (lab, echo) = lab(places, "").await;
+    fs::write(lab.dir.path().join("key"), SECRET.replace('s', "q")).unwrap();
+    lab.reload(&configuration(echo.port, places, ""));
+    let mut socket = lab.socket(echo.port, &[("x-key", "${secrets.KEY}")]).await;
+    socket.send(Message::text(r#"{"secret":"${secrets.SECRET}"}"#)).await.unwrap();
+    next(&mut socket).await.unwrap().unwrap();
+    assert_eq!(parsed(&echo.seen()[0]), json!({ "secret": SECRET }));
+    socket.close(None).await.unwrap();
+    closed_with(&mut socket).await;
+    let line = lab.ended(0).await;
+    assert_eq!((&line["credential_used"], &line["credentials_beside"]), (&json!("KEY"), &json!(["SECRET"])));
+}
+
+#[tokio::test]
+async fn a_token_for_a_message_is_waited_for_and_may_be_missing() {
+    let builder = LabBuilder::new().await;
+    let echo = Echo::start(&builder, Some(&["http/1.1"])).await;
+    let server = TokenServer::start(&builder, "login.test", |_, n| match n {
+        0 => answer(500, &json!({})),
+        n => issue(n, 3600),
+    })
+    .await;
+    fs::write(builder.dir.path().join("secret"), SECRET).unwrap();
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [credentials.KEY]\nauth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://login.test:{}/t\"\n\
+         client_id = \"c\"\nclient_secret = \"file:secret\"\ndomains = [\"api.test\"]\n\
+         swap_in = [\"websocket:/auth/token\"]\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n",
+        echo.port, server.port
+    );
+    let lab = builder.proxy(&text).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    socket.send(Message::text(r#"{"auth":{"token":"${secrets.KEY}"}}"#)).await.unwrap();
+    assert_eq!(closed_with(&mut socket).await, Some(1013));
+    assert_eq!(lab.ended(0).await["code"], "credential_unavailable");
+    lab.reload(&text);
+    let mut socket = lab.socket(echo.port, &[]).await;
+    chat_once(&mut socket).await;
+    assert_eq!(parsed(echo.seen().last().unwrap())["auth"]["token"], token(1));
 }
 
 async fn chat_once<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
