@@ -51,11 +51,7 @@ impl OwnRequests {
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, MintError> {
         let HookUrl { host, port, is_tls, .. } = url;
-        let server = match self.server {
-            OwnServer::SecretStore if !is_tls => OwnServer::LocalSecretStore,
-            server => server,
-        };
-        let address = ServerAddress { server, host, port: *port, is_tls: *is_tls };
+        let address = ServerAddress { server: self.server, host, port: *port, is_tls: *is_tls };
         let unreachable =
             |error: io::Error| MintError::new(format!("the {} cannot be reached: {}", self.name, cause(&error)));
         let opened = timeout(CONNECT_TIMEOUT, self.dialer.connect(&address)).await;

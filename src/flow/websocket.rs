@@ -415,12 +415,12 @@ impl Filter for UpFilter {
             let close_frame = websocket::close_frame(websocket::GOING_AWAY, true);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }
+        // The write may be interrupted when the value has left.
+        self.counts.sent_in_messages(&self.inner.take_swapped());
         Ok(Cow::Owned(out))
     }
 
     fn written(&mut self) -> io::Result<()> {
-        // Only now: what is behind an error in the same bytes is not sent.
-        self.counts.sent_in_messages(&self.inner.take_swapped());
         self.state.written(self.inner.is_between_frames(), self.inner.is_closed())
     }
 }

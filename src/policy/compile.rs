@@ -18,7 +18,7 @@ use super::listeners;
 use super::plan::Plan;
 use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
-use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, log_values, minted};
+use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, local_stores, log_values, minted};
 use super::secret_store_file::SecretStores;
 use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
@@ -169,6 +169,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         log_values: log_values(&fixed_log_values, &credentials),
         fixed_log_values,
         minted: minted(&credentials),
+        local_stores: local_stores(&credentials),
         credentials,
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,

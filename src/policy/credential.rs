@@ -420,12 +420,6 @@ impl Credential {
         self.auth == other.auth && self.swap_in == other.swap_in
     }
 
-    /// Returns true if both are asked for in the same way, and bring the same others.
-    #[must_use]
-    pub fn is_asked_for_as(&self, other: &Self) -> bool {
-        self.placeholder == other.placeholder && self.with == other.with
-    }
-
     /// Returns the credential with another state of its minting.
     pub(super) fn with_minting(&self, minting: Minting) -> Self {
         Self {

@@ -239,10 +239,7 @@ impl MintRecipe {
     #[must_use]
     pub fn with_secrets_of(&self, other: &Self) -> Self {
         let method = match (&self.method, &other.method) {
-            (MintMethod::Token(own), MintMethod::Token(other)) => {
-                let assumed_life = own.assumed_life;
-                MintMethod::Token(Arc::new(TokenRequest { assumed_life, ..(**other).clone() }))
-            }
+            (MintMethod::Token(own), MintMethod::Token(other)) => MintMethod::Token(Arc::new(own.with_token_of(other))),
             (MintMethod::Store(own), MintMethod::Store(other)) => {
                 let server = other.server.clone();
                 MintMethod::Store(Arc::new(StoreRead { server, ..(**own).clone() }))

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -54,6 +54,8 @@ pub struct Policy {
     pub(super) credentials: Vec<Arc<Credential>>,
     /// Those that are minted.
     pub(super) minted: HashMap<MintKey, Arc<Credential>>,
+    /// The addresses of secret stores that are reached without TLS.
+    pub(super) local_stores: Arc<[SocketAddr]>,
     /// The values of all credentials and tokens, which no log or record may contain.
     pub(super) log_values: Arc<LogValues>,
     /// Those of them that are not minted.
@@ -74,6 +76,16 @@ pub(super) fn fixed_log_values<'t>(
 /// Indexes the credentials that are minted.
 pub(super) fn minted(credentials: &[Arc<Credential>]) -> HashMap<MintKey, Arc<Credential>> {
     credentials.iter().filter_map(|credential| Some((credential.mint_key()?, credential.clone()))).collect()
+}
+
+/// Returns the addresses of secret stores that are reached without TLS: programs on this machine.
+pub(super) fn local_stores(credentials: &[Arc<Credential>]) -> Arc<[SocketAddr]> {
+    let url = |credential: &Arc<Credential>| credential.recipe().map(|recipe| recipe.url().clone());
+    let local = credentials.iter().filter_map(url).filter(|url| !url.is_tls);
+    let mut addresses: Vec<_> = local.filter_map(|url| Some(SocketAddr::new(url.host.ip()?, url.port))).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses.into()
 }
 
 /// Returns all values that the log may not contain.
@@ -303,6 +315,12 @@ impl Policy {
         }
     }
 
+    /// Returns the addresses of secret stores that are reached without TLS, and may serve anybody.
+    #[must_use]
+    pub fn local_stores(&self) -> &[SocketAddr] {
+        &self.local_stores
+    }
+
     /// Returns the credentials of all tasks.
     pub fn credentials(&self) -> impl Iterator<Item = &Arc<Credential>> {
         self.credentials.iter()
@@ -383,6 +401,7 @@ impl Policy {
             fixed_log_values: self.fixed_log_values.clone(),
             tasks,
             minted: minted(&credentials),
+            local_stores: self.local_stores.clone(),
             credentials,
         }
     }

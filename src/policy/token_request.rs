@@ -200,6 +200,23 @@ impl TokenRequest {
         }
     }
 
+    /// Returns the request with the token of another one, if that has the same source.
+    #[must_use]
+    pub(super) fn with_token_of(&self, other: &Self) -> Self {
+        let mut request = self.clone();
+        match (&mut request.grant, &other.grant) {
+            (TokenGrant::RefreshToken { token, .. }, TokenGrant::RefreshToken { token: new, .. }) => {
+                *token = new.clone()
+            }
+            (
+                TokenGrant::TokenExchange { subject_token, source, .. },
+                TokenGrant::TokenExchange { subject_token: new, source: of_new, .. },
+            ) if source == of_new => *subject_token = new.clone(),
+            _ => {}
+        }
+        request
+    }
+
     /// Returns the request with another token of the grant.
     #[must_use]
     pub fn with_token(&self, new: Secret) -> Self {

@@ -107,12 +107,29 @@ impl Logins {
         }
     }
 
+    /// Extends the life of a token that is in its second half, so that what is created with it lives long enough.
+    pub(super) async fn extend_aging<E: Future<Output = Option<Duration>>>(
+        &self,
+        key: [u8; 32],
+        extend: impl FnOnce(Arc<Secret>) -> E,
+    ) {
+        let state = self.state(key);
+        let mut state = state.lock().await;
+        let is_aging = |login: &Login| (Duration::from_nanos(1)..login.life / 2).contains(&login.end.left());
+        if let Some(login) = state.login.as_mut().filter(|login| is_aging(login))
+            && let Some(life) = extend(login.token.clone()).await.filter(|life| *life >= login.life / 2)
+        {
+            login.extend(life);
+        }
+    }
+
     /// Forgets a token that was not accepted.
     pub(super) async fn forget(&self, key: [u8; 32], token: &Arc<Secret>) {
         let state = self.state(key);
         let mut state = state.lock().await;
-        if state.login.as_ref().is_some_and(|login| Arc::ptr_eq(&login.token, token)) {
-            state.login = None;
+        if let Some(login) = state.login.take_if(|login| Arc::ptr_eq(&login.token, token)) {
+            // Its leases have ended with it.
+            *login.end.0.lock() = Instant::now();
         }
     }
 

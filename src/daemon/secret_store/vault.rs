@@ -37,7 +37,8 @@ type SharedLease = Arc<AsyncMutex<Option<Lease>>>;
 struct Lease {
     members: Members,
     id: Option<Zeroizing<String>>,
-    /// The life at the last read or renewal, and when that was.
+    created: Instant,
+    /// The life at the creation or the last extension, not beyond that of the token then, and when that was.
     granted: Duration,
     at: Instant,
     /// The end of the token that created it, which is its end too. `None` if that is not known.
@@ -138,18 +139,20 @@ impl Leases {
         let is_usable = |held: &Lease| match purpose {
             Purpose::First | Purpose::Confirmation => held.has_rest(),
             // Of credentials that need it at once, one extends or replaces it.
-            Purpose::Renewal | Purpose::Replacement => held.is_recent(),
+            Purpose::Renewal => held.is_recent(held.at),
+            // An extension does not make a rejected one valid.
+            Purpose::Replacement => held.is_recent(held.created),
         };
-        let is_live = lease.as_ref().is_some_and(is_usable);
+        let mut is_live = lease.as_ref().is_some_and(is_usable);
         if !is_live && let Some(held) = lease.as_mut().filter(|_| purpose != Purpose::Replacement) {
             match server.renew(held).await {
-                Ok(granted) => (held.granted, held.at) = (granted, Instant::now()),
+                Ok(granted) => (held.granted, held.at, is_live) = (granted, Instant::now(), true),
                 // It was revoked, or has reached its maximum. Another one is created.
                 Err(StoreFailure { status: Some(status), .. }) if ENDED.contains(&status) => {}
                 Err(failure) => return Err(failure.into()),
             }
         }
-        if !lease.as_ref().is_some_and(|held| is_live || held.is_recent()) {
+        if !is_live {
             *lease = Some(server.create(place).await?);
         }
         let held = lease.as_ref().ok_or_else(|| MintError::new("there is no lease"))?;
@@ -161,9 +164,9 @@ impl Leases {
 const ENDED: [StatusCode; 3] = [StatusCode::BAD_REQUEST, StatusCode::FORBIDDEN, StatusCode::NOT_FOUND];
 
 impl Lease {
-    /// Returns true if it was created or extended a short time ago.
-    fn is_recent(&self) -> bool {
-        self.at.elapsed() < (self.granted / 10).min(Duration::from_secs(30)) && self.has_rest()
+    /// Returns true if this was a short time ago.
+    fn is_recent(&self, time: Instant) -> bool {
+        time.elapsed() < (self.granted / 10).min(Duration::from_secs(30)) && !self.left().is_zero()
     }
 
     /// Returns true if it is not in the last quarter of its life, in which a value is renewed.
@@ -212,10 +215,19 @@ impl Server<'_> {
         Ok((parsed(&answer?)?, end))
     }
 
-    /// Returns true if the server knows a token.
+    /// Returns false if the server does not know a token any more.
     async fn is_valid(&self, token: &Secret) -> bool {
         let call = StoreCall::get(path(["auth", "token", "lookup-self"]));
-        self.send(&call, Some(token)).await.is_ok()
+        let answer = self.send(&call, Some(token)).await;
+        !matches!(answer, Err(StoreFailure { status: Some(StatusCode::FORBIDDEN), .. }))
+    }
+
+    /// Extends the life of the login's token if it is in its second half: a lease ends with it.
+    async fn extend_login(&self) {
+        if matches!(self.server.login, StoreLogin::Vault { .. }) {
+            let extend = async |token: Arc<Secret>| self.extended_life(&token).await;
+            self.logins.extend_aging(self.server.fingerprint(), extend).await;
+        }
     }
 
     async fn send(&self, call: &StoreCall, token: Option<&Secret>) -> Result<Zeroizing<Vec<u8>>, StoreFailure> {
@@ -277,13 +289,15 @@ impl Server<'_> {
 
     /// Creates a secret with a lease.
     async fn create(&self, place: &str) -> Result<Lease, StoreFailure> {
+        self.extend_login().await;
         let (answer, token_end) = self.ask::<LeaseAnswer>(&StoreCall::get(place.to_owned())).await?;
         let members = answer.data.ok_or_else(|| lasting("the item has no fields"))?;
         if answer.lease_duration == 0 {
             return Err(lasting("the secret has no lease, so its engine is not a dynamic one"));
         }
         let id = Some(answer.lease_id).filter(|id| answer.renewable && !id.is_empty());
-        Ok(Lease { members, id, granted: Duration::from_secs(answer.lease_duration), at: Instant::now(), token_end })
+        let (now, granted) = (Instant::now(), bounded(answer.lease_duration, token_end.as_ref()));
+        Ok(Lease { members, id, created: now, granted, at: now, token_end })
     }
 
     /// Extends a lease. Returns its new life.
@@ -293,15 +307,21 @@ impl Server<'_> {
             error: MintError::new("the lease cannot be extended"),
         };
         let id = lease.id.as_ref().ok_or_else(refused)?;
+        self.extend_login().await;
         let body = serde_json::json!({ "lease_id": id.as_str(), "increment": lease.granted.as_secs() });
         let place = path(["sys", "leases", "renew"]);
         let call = StoreCall { method: Method::PUT, place, body: Zeroizing::new(body.to_string().into_bytes()) };
         let (answer, _) = self.ask::<LeaseAnswer>(&call).await?;
-        let granted = Duration::from_secs(answer.lease_duration);
-        let is_bounded = lease.token_end.as_ref().is_some_and(|end| end.left() < lease.granted / 2);
-        // Near its maximum, a lease is extended by less and less.
-        if granted < lease.granted / 2 || is_bounded { Err(refused()) } else { Ok(granted) }
+        let granted = bounded(answer.lease_duration, lease.token_end.as_ref());
+        // Near its maximum, a lease is extended by less and less, and so is its token.
+        if granted < lease.granted / 2 { Err(refused()) } else { Ok(granted) }
     }
+}
+
+/// Returns the life of a lease, which ends with its token.
+fn bounded(seconds: u64, token_end: Option<&TokenEnd>) -> Duration {
+    let stated = Duration::from_secs(seconds);
+    token_end.map_or(stated, |end| stated.min(end.left()))
 }
 
 fn lasting(reason: &str) -> StoreFailure {

@@ -28,6 +28,7 @@ use crate::policy::placeholder::PlaceholderSyntax;
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::aws_fields::{self, AnnouncedPayload};
+use crate::stages::message::message_swaps::MessageSwaps;
 use crate::stages::message::{cookies, websocket};
 
 /// The maximum number of placeholders in a request. The work for each grows with the length of the query, and each is
@@ -164,6 +165,8 @@ pub(super) struct SearchedRequest<'r> {
     /// The path that will be sent.
     pub(super) path: &'r PathAndQuery,
     pub(super) body: SearchedBody<'r>,
+    /// The credentials that may follow in the messages of a WebSocket.
+    pub(super) swaps: Option<&'r MessageSwaps>,
 }
 
 /// Selects the credentials for a request: one, and those that are sent beside it.
@@ -206,16 +209,16 @@ pub(super) fn select(
     if kind == Kind::Tool(Tool::ApiCall) && named.is_none() {
         return Err(Deny::CredentialRequired.into());
     }
-    let selects_for_messages = found.len() > 1 && is_websocket(parts);
+    let is_any = !found.is_empty();
     let is_named = |one: &Credential| named.as_ref().is_some_and(|named| named.name() == one.name());
     let mut selected = Vec::with_capacity(found.len());
     for Found { credential, mut swaps, in_body } in found {
         check_usable(&credential, (target, allowed), record)?;
         let needs_placeholder = credential.auth().needs_placeholder();
         let is_unused = needs_placeholder && swaps.is_empty() && in_body.is_empty();
-        let is_in_message = |place: &Placement| matches!(place, Placement::Message(_));
-        if is_unused && selects_for_messages && credential.places().any(|place| is_in_message(&place)) {
-            // Its placeholder may follow in a message.
+        let may_follow = request.swaps.is_some_and(|swaps| swaps.may_send(credential.name()));
+        if is_unused && may_follow && !exclusive && !is_named(&credential) {
+            // Another one brings it, and its placeholder may stand in a message.
             continue;
         }
         if is_unused {
@@ -240,6 +243,9 @@ pub(super) fn select(
             Some(key) => Some(aws_scope(key, &credential, target, parts, record)?),
         };
         selected.push(SelectedCredential { credential, uses_auth_type, swaps, in_body, scope });
+    }
+    if is_any && selected.is_empty() {
+        return Err(Deny::CredentialNotBound.into());
     }
     check_places(&selected, (&parts.headers, exclusive), record)?;
     Ok(selected)

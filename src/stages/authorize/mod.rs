@@ -180,13 +180,14 @@ impl RevocationCheck {
         if !self.approved && matched.allowed.approval(&self.method, current.kind()).is_some() {
             return Err(Deny::ApprovalPending.into());
         }
-        for name in &self.credentials {
+        let in_messages = self.in_messages.iter().flat_map(|swaps| swaps.credentials()).map(|one| one.name());
+        for name in self.credentials.iter().chain(in_messages) {
             let known = task.credentials().named(name.as_str());
             let known = known.filter(|credential| credential.is_enabled()).ok_or(Deny::CredentialUnknown)?;
             if !matched.allowed.may_receive(known, &current.target) {
                 return Err(Deny::CredentialNotBound.into());
             }
-            if self.in_messages.as_ref().is_some_and(|swaps| !swaps.has_form_of(known)) {
+            if self.in_messages.as_ref().is_some_and(|swaps| !swaps.has_form_of(known, task.credentials())) {
                 // It would be sent in other places than now.
                 return Err(Fail::Draining.into());
             }
@@ -293,7 +294,7 @@ impl Grant {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
-            credentials: self.all_credentials().map(|credential| credential.name().clone()).collect(),
+            credentials: self.selected_credentials().iter().map(|chosen| chosen.credential.name().clone()).collect(),
             approved: false,
             minted: self.values.minted.clone(),
             fixed: None,
@@ -598,15 +599,15 @@ fn grant(
         Some(kind) => searched_body(kind, body)?,
     };
     let awaits_body = body.is_awaited();
-    let searched = SearchedRequest { parts, path: &path, body };
-    let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
-    record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
     let is_exclusive = admitted.allowed.required().next().is_some();
-    let places = || task.credentials().placements().to_vec();
-    let reserved = is_exclusive.then(places);
     let in_messages = MessageSwaps::of(task.shared_credentials(), is_exclusive, |one| to.1.may_receive(one, to.0));
     let takes_placeholders = kind.takes_placeholders() && marks == PlaceholderSyntax::Usual;
     let in_messages = in_messages.filter(|_| takes_placeholders && credential::is_websocket(parts)).map(Arc::new);
+    let searched = SearchedRequest { parts, path: &path, body, swaps: in_messages.as_deref() };
+    let chosen = credential::select(task, to, (kind, &marks), &searched, record)?;
+    record.credentials(chosen.iter().map(|chosen| (chosen.credential.name(), chosen.credential.is_sent())));
+    let places = || task.credentials().placements().to_vec();
+    let reserved = is_exclusive.then(places);
     let sent = chosen.iter().map(|chosen| &*chosen.credential);
     let sent = sent.chain(in_messages.iter().flat_map(|swaps| swaps.credentials()).map(AsRef::as_ref));
     let values = ProtectedValues {

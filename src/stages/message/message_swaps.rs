@@ -1,5 +1,6 @@
 //! Puts values into the places of their placeholders in the text messages of a WebSocket client, by the parsed JSON.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -79,10 +80,19 @@ impl MessageSwaps {
         self.swapped.iter().filter(|credential| credential.is_enabled())
     }
 
-    /// Returns true if a credential of a newer policy is sent in the same places of messages.
-    pub(crate) fn has_form_of(&self, new: &Credential) -> bool {
-        let known = self.swapped.iter().find(|one| one.name() == new.name());
-        known.is_none_or(|known| known.has_form_of(new) && known.is_asked_for_as(new))
+    /// Returns true if a credential may be sent.
+    pub(crate) fn may_send(&self, name: &CredentialName) -> bool {
+        self.credentials().any(|credential| credential.name() == name)
+    }
+
+    /// Returns true if a credential of a newer policy is sent in the same places of messages, and beside the same others.
+    pub(crate) fn has_form_of(&self, new: &Arc<Credential>, all: &TaskCredentials) -> bool {
+        fn names<'c>(sent: &[&'c Arc<Credential>]) -> BTreeSet<&'c CredentialName> {
+            sent.iter().map(|one| one.name()).collect()
+        }
+        let Some(known) = self.swapped.iter().find(|one| one.name() == new.name()) else { return true };
+        let is_beside_same = || names(&self.credentials.sent_with(known)) == names(&all.sent_with(new));
+        known.has_form_of(new) && known.placeholder() == new.placeholder() && is_beside_same()
     }
 
     /// Checks the beginning of a message that will be sent as it is.

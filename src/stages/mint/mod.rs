@@ -355,6 +355,9 @@ impl Mints {
         let value = spawn_blocking(move || credential.checked(value, (asked, life), spread)).await;
         let value = value.map_err(|_| MintError::new("the token could not be checked"))?;
         let value = value.map_err(|error| MintError::lasting(error.to_string()))?;
+        if value.is_over() {
+            return Err(MintError::new("the token was over when it came"));
+        }
         Ok((Arc::new(value), life))
     }
 
@@ -411,9 +414,9 @@ impl Mints {
             } else {
                 recipe.mint_timeout.min(SHORT_WAIT)
             };
-            // Nobody waits long for a store that was slow for others.
+            // All tries have one limit, and nobody waits long for a store that was slow for others.
             let waited = if need == Need::Confirmation { flight.began.elapsed() } else { Duration::ZERO };
-            let limit = limit.saturating_sub(waited);
+            let limit = limit.saturating_sub(waited.max(entered.elapsed()));
             let left = deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()).min(limit));
             match timeout(left, flight.end()).await {
                 // The token may be the next one, if the current one has expired meanwhile; or it was asked for before the reload.

@@ -123,13 +123,18 @@ pub enum OwnServer {
     TokenEndpoint,
     /// A secret store. It knows the proxy by its secrets, and may share its addresses with other sites.
     SecretStore,
-    /// A program on this machine that serves secrets, perhaps to anybody.
-    LocalSecretStore,
+}
+
+/// Returns true if an address leads to a server.
+fn is_served_at(address: SocketAddr, server: SocketAddr) -> bool {
+    let (address, server) = (canonical(address), canonical(server));
+    let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));
+    server == address || (server.port() == address.port() && here)
 }
 
 impl OwnServer {
     fn is_denied(self) -> bool {
-        matches!(self, Self::Ledger | Self::OpenCollector | Self::OpenTraceCollector | Self::LocalSecretStore)
+        matches!(self, Self::Ledger | Self::OpenCollector | Self::OpenTraceCollector)
     }
 
     /// Returns the rule that refuses requests to the server.
@@ -141,7 +146,7 @@ impl OwnServer {
             }
             Self::ApprovalHook => "address: the proxy's own approval hook",
             Self::TokenEndpoint => "address: the proxy's own token endpoint",
-            Self::SecretStore | Self::LocalSecretStore => "address: the proxy's own secret store",
+            Self::SecretStore => "address: the proxy's own secret store",
         }
     }
 }
@@ -372,7 +377,10 @@ impl Resolver {
                 refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
             }
-            if let Some(server) = self.own_server_at(*address) {
+            // One that is reached without TLS may serve its secrets to anybody on this machine.
+            let is_store = || policy.local_stores().iter().any(|store| is_served_at(*address, *store));
+            let own_server = self.own_server_at(*address).or_else(|| is_store().then_some(OwnServer::SecretStore));
+            if let Some(server) = own_server {
                 refused(server.rule());
                 return Err(Deny::AddressNotAllowed.into());
             }
@@ -392,13 +400,8 @@ impl Resolver {
     }
 
     fn own_server_at(&self, address: SocketAddr) -> Option<OwnServer> {
-        let address = canonical(address);
-        let is_at = |server: &SocketAddr| {
-            let server = canonical(*server);
-            let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));
-            server == address || (server.port() == address.port() && here)
-        };
         let known = self.own_servers.read();
+        let is_at = |server: &SocketAddr| is_served_at(address, *server);
         known.iter().find(|(_, addresses)| addresses.iter().any(is_at)).map(|(server, _)| *server)
     }
 

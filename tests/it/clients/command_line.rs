@@ -195,3 +195,33 @@ async fn keys_in_bodies_and_cookies() {
         assert_eq!(seen.header("cookie"), cookie.as_deref(), "{how}");
     }
 }
+
+/// A key in the first message of a WebSocket, from a library that uses the proxy of the environment.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs websockets of PyPI"]
+async fn a_key_in_the_message_of_python_websockets() {
+    const VALUE: &str = "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";
+    let place = super::place().await;
+    let echo = crate::http::websocket::Echo::start(&place.builder, Some(&["http/1.1"])).await;
+    let script = "import asyncio, json, os, sys, websockets\n\
+                  async def main():\n\
+                  \x20   async with websockets.connect(sys.argv[1]) as socket:\n\
+                  \x20       await socket.send(json.dumps({'auth': {'token': os.environ['STREAM_KEY']}, 'n': 'ä'}))\n\
+                  \x20       print(await socket.recv())\n\
+                  asyncio.run(main())\n";
+    std::fs::write(place.dir().join("client.py"), script).unwrap();
+    let flag = format!("STREAM_KEY=websocket:/auth/token@api.test:{}", echo.port);
+    let url = format!("wss://api.test:{}/stream", echo.port);
+    let config = place.config.to_str().unwrap();
+    let args = ["run", "-c", config, "--credential", &flag, "--", "python", "client.py", &url];
+    let mut command = crate::operation::cli::exeat(place.dir(), &args);
+    command.env("STREAM_KEY", VALUE);
+    super::with_clients(&mut command);
+    let output = crate::operation::cli::output(command).await;
+    let out = super::assert_ok(&output);
+    let seen: serde_json::Value = serde_json::from_str(echo.seen()[0].to_text().unwrap()).unwrap();
+    assert_eq!(seen, serde_json::json!({ "auth": { "token": VALUE }, "n": "ä" }));
+    assert!(!out.contains(VALUE) && out.contains(&"*".repeat(VALUE.len())), "{out}");
+    let summary = crate::operation::cli::text(&output.stderr);
+    assert!(summary.contains("STREAM_KEY sent to api.test"), "{summary}");
+}

@@ -268,3 +268,21 @@ async fn an_approval_shows_the_credentials_of_messages() {
     assert!(credentials.contains(r#""name":"KEY","places":["websocket:/auth/token"]"#), "{credentials}");
     assert!(credentials.contains(r#""name":"SECRET""#) && !credentials.contains("ELSEWHERE"), "{credentials}");
 }
+
+/// A credential that is required has to be in the handshake, whatever brings it.
+#[tokio::test]
+async fn a_required_credential_cannot_follow_in_a_message() {
+    let (lab, echo) = lab("swap_in = [\"header:x-key\"]\nwith = [\"SECRET\"]", "require_credential = \"SECRET\"").await;
+    fs::write(lab.dir.path().join("key"), SECRET.replace('s', "q")).unwrap();
+    let places = "swap_in = [\"header:x-key\"]\nwith = [\"SECRET\"]";
+    lab.reload(&configuration(echo.port, places, "require_credential = \"SECRET\""));
+    for (n, fields) in
+        [vec![("x-key", "${secrets.KEY}")], vec![("exeat-credential", "SECRET")], vec![]].iter().enumerate()
+    {
+        let tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
+        let request = crate::http::websocket::ask(&format!("wss://api.test:{}/ws", echo.port), fields);
+        assert!(tokio_tungstenite::client_async(request, tls).await.is_err());
+        let code = lab.ended(n).await["code"].clone();
+        assert!(code == "credential_not_bound" || code == "credential_required", "{fields:?}: {code}");
+    }
+}

@@ -446,7 +446,9 @@ async fn a_reload_while_a_new_lease_waits_fetches_nothing_again_and_again() {
     for _ in 0..5 {
         assert_eq!(stored.get("/").await.status, 200);
     }
-    assert_eq!((lines().await, vault.0.lock().unwrap().created), (3, 2));
+    // Slow machines reach the end of the first one before the reload.
+    let found = lines().await;
+    assert!((2..=3).contains(&found) && vault.0.lock().unwrap().created == 2, "{found}");
 }
 
 /// The fields of one secret belong together, whenever they are used first.
@@ -499,8 +501,12 @@ async fn a_lease_ends_with_its_token_and_a_token_is_extended() {
     };
     let vault = dynamic(3600);
     vault.0.lock().unwrap().token_life = 120;
-    let (seconds, _) = life(&vault).await;
+    let (seconds, stored) = life(&vault).await;
     assert!((100..=120).contains(&seconds), "{seconds}");
+    // It is not replaced because of that.
+    stored.reload(&format!("{APPROLE}\n{DYNAMIC}"), PASSWORD);
+    assert_eq!(stored.get("/").await.status, 200);
+    assert_eq!((vault.0.lock().unwrap().created, stored.sent()), (1, format!("Bearer {}", token(1))));
 
     let vault = dynamic(2);
     (vault.0.lock().unwrap().token_life, vault.0.lock().unwrap().extends_tokens) = (5, true);
@@ -802,4 +808,27 @@ async fn secrets_of_google_and_azure_are_read_with_an_access_token() {
         stored.post(secret).await.assert_refused(403, "leak_detected");
         assert_eq!(stored.mints().await.len(), 1);
     }
+}
+
+/// A program on this machine that serves secrets, such as an agent of Vault, may ask nobody for a token.
+#[tokio::test]
+async fn a_store_without_tls_is_not_reached_by_sandboxes() {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("store.test", &["127.0.0.1"]);
+    let origin = builder.origin("api.test").await;
+    let text = |port: u16| {
+        format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\", \"store.test\"]\nports = [{}, 8200, 8201]\nplain_http = true\n\
+             [secret_stores.vault]\naddress = \"http://127.0.0.1:{port}\"\nauth = \"token\"\ntoken = \"file:secret-id\"\n\
+             [credentials.CRM]\ndomains = [\"api.test\"]\n{BEARER}\n\
+             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"CRM\"]\n",
+            origin.port()
+        )
+    };
+    let lab = builder.proxy(&text(8200)).await;
+    let get = async |url: &str| lab.by(Way::Absolute, "GET", url, &[], "").await;
+    get("http://store.test:8200/v1/secret/data/github").await.assert_refused(403, "address_not_allowed");
+    assert_eq!(lab.ended(0).await["rule"], "address: the proxy's own secret store");
+    lab.reload(&text(8201));
+    get("http://store.test:8201/").await.assert_refused(403, "address_not_allowed");
 }
