@@ -284,7 +284,8 @@ impl Credential {
         self.kind
     }
 
-    /// Returns the place that the value comes from: `env:NAME`, `file:PATH`, `secret:NAME`, or the token endpoint without its path.
+    /// Returns the place that the value comes from: `env:NAME`, `file:PATH`, `secret:NAME`, a reference to a secret store, or the token
+    /// endpoint without its path.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source

@@ -271,8 +271,7 @@ impl MintRecipe {
 
 impl MintedValue {
     /// Creates a value whose life begins when it was asked for, with its strength, which is that of the password if it has one.
-    /// `spread`, from 0 to 1, moves the time of its renewal, so that many
-    /// proxies do not renew theirs at the same time.
+    /// `spread`, from 0 to 1, moves the time of its renewal, so that many proxies do not renew theirs at the same time.
     ///
     /// # Errors
     /// [`UnusableToken`].

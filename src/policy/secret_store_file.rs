@@ -469,34 +469,26 @@ struct LoginSources<'c> {
 impl LoginSources<'_> {
     /// Reads a secret. One that is missing may be there later: its source is read for each login.
     fn read(&self, at: &str, key: &'static str, source: &Source) -> LoginSecret {
-        let path = format!("{at}.{key}");
-        let held = match read_source(source, self.context.env) {
-            Ok(secret) => Some(Arc::new(HeldSecret::new(secret))),
-            Err(SourceError::Missing(why)) => {
-                self.findings.warning(path, format!("{why}; the store cannot be read without it"));
-                None
-            }
-            Err(SourceError::Unusable(why)) => {
-                self.findings.problem(path, why, "a source that holds the secret");
-                None
-            }
-        };
-        LoginSecret { key, source: source.clone(), held }
+        let read = self.reported(&format!("{at}.{key}"), read_source(source, self.context.env));
+        LoginSecret { key, source: source.clone(), held: read.map(HeldSecret::new).map(Arc::new) }
     }
 
     /// Reads a secret of several lines. `None` if it cannot be used, after that has been reported.
     fn document(&self, path: &str, source: &Source) -> Option<Secret> {
-        match read_document(source, self.context.env) {
-            Ok(document) => Some(document),
+        self.reported(path, read_document(source, self.context.env))
+    }
+
+    fn reported(&self, path: &str, read: Result<Secret, SourceError>) -> Option<Secret> {
+        match read {
+            Ok(secret) => return Some(secret),
             Err(SourceError::Missing(why)) => {
                 self.findings.warning(path, format!("{why}; the store cannot be read without it"));
-                None
             }
             Err(SourceError::Unusable(why)) => {
                 self.findings.problem(path, why, "a source that holds the secret");
-                None
             }
         }
+        None
     }
 }
 
