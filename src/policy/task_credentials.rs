@@ -82,6 +82,14 @@ impl TaskCredentials {
         sent
     }
 
+    /// Returns the place of the credential that is sent beside all others of these, as `with` says.
+    pub fn leader<'c>(&self, asked: impl Iterator<Item = &'c Arc<Credential>> + Clone) -> Option<usize> {
+        asked.clone().position(|one| {
+            let sent = self.sent_with(one);
+            asked.clone().all(|other| sent.iter().any(|sent| sent.name() == other.name()))
+        })
+    }
+
     /// Returns the automaton that finds the credentials' own placeholders, or `None` if there are none.
     pub(super) fn placeholders(&self) -> Option<&AhoCorasick> {
         let build = || {

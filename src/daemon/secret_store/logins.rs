@@ -16,6 +16,9 @@ const FAILED_LOGIN: Duration = Duration::from_secs(2);
 /// The longest use of a token without another login.
 pub(super) const MAX_LOGIN: Duration = Duration::from_secs(24 * 3600);
 
+/// The longest life of a token, whatever its server says.
+const MAX_LIFE: Duration = Duration::from_secs(400 * 24 * 3600);
+
 /// The logins by the hash of the server and the way of the login.
 #[derive(Default)]
 pub(super) struct Logins(Mutex<HashMap<[u8; 32], Arc<AsyncMutex<State>>>>);
@@ -62,9 +65,9 @@ impl Login {
 
 /// Returns the end of the use, and of the life.
 fn times(life: Duration) -> (Instant, Instant) {
-    let (now, life) = (Instant::now(), life.min(MAX_LOGIN));
+    let now = Instant::now();
     let after = |time: Duration| now.checked_add(time).unwrap_or(now);
-    (after(life / 5 * 4), after(life))
+    (after(life.min(MAX_LOGIN) / 5 * 4), after(life.min(MAX_LIFE)))
 }
 
 impl Logins {

@@ -31,10 +31,6 @@ use crate::stages::message::aws_fields::{self, AnnouncedPayload};
 use crate::stages::message::message_swaps::MessageSwaps;
 use crate::stages::message::{cookies, websocket};
 
-/// The maximum number of placeholders in a request. The work for each grows with the length of the query, and each is
-/// replaced by a value.
-pub(super) const MAX_SWAPS: usize = 8;
-
 /// Minimum length of a nonce, in bytes: texts that do not contain it must not match by chance.
 const MIN_NONCE: usize = 16;
 
@@ -273,12 +269,8 @@ fn check_usable(
 /// Adds the credentials that are sent beside the first one, which is the one that leads to all others of a request.
 fn with_others(task: &Task, mut found: Vec<Found>, record: &mut Record) -> Verdict<Vec<Found>> {
     let credentials = task.credentials();
-    let leads = |one: &Found| {
-        let sent = credentials.sent_with(&one.credential);
-        found.iter().all(|other| sent.iter().any(|sent| sent.name() == other.credential.name()))
-    };
     if found.len() > 1 {
-        let Some(first) = found.iter().position(leads) else {
+        let Some(first) = credentials.leader(found.iter().map(|found| &found.credential)) else {
             let second = found.get(1).ok_or(Deny::CredentialNotBound)?;
             return Err(not_bound(record, &second.credential, "another credential is requested too"));
         };

@@ -7,7 +7,7 @@ use http::header::{AUTHORIZATION, COOKIE, GetAll};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 
-use super::credential::{BodySwap, Found, MAX_SWAPS, Swap, decode_basic, not_bound};
+use super::credential::{BodySwap, Found, Swap, decode_basic, not_bound};
 use crate::audit::line::Misplaced;
 use crate::audit::record::Record;
 use crate::leak;
@@ -20,13 +20,8 @@ use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::message::headers::HopByHop;
 use crate::stages::message::swap_body::{BodyKind, BodyText};
+use crate::stages::message::text_placeholder::{MAX_PLACES, MAX_SWAPS, TextPlaceholder, first_picked};
 use crate::stages::message::{cookies, path_segments, query};
-
-/// The maximum number of texts with the form of a placeholder that are looked at in one text: each costs a search in the rest.
-const MAX_TRIES: usize = 16;
-
-/// The maximum number of placeholders in a body that are looked at, whether they are replaced or not.
-const MAX_PLACES: usize = 1000;
 
 /// The body of a request, for the search.
 pub(super) enum SearchedBody<'r> {
@@ -160,62 +155,40 @@ impl PlaceholderSearch<'_> {
     /// Returns a credential that is swapped in bodies of a kind and has a placeholder in a malformed one, among the first placeholders:
     /// each costs a search in the rest.
     fn swapped_credential(&self, kind: BodyKind, text: &[u8]) -> Option<(Arc<Credential>, Placement)> {
-        let mut rest = text;
-        for _ in 0..MAX_TRIES {
-            let Placeholder { credential, after, .. } = self.first(rest)?;
-            let credential = credential.ok().filter(|credential| self.allowed.may_receive(credential, self.target));
-            let place = credential.as_ref().and_then(|one| one.places().find(|place| kind.contains(place)));
-            if let Some(found) = credential.zip(place) {
-                return Some(found);
-            }
-            rest = after;
-        }
-        None
+        first_picked(
+            text,
+            |text| self.first(text),
+            |credential| {
+                let place = credential.places().find(|place| kind.contains(place))?;
+                self.allowed.may_receive(&credential, self.target).then_some((credential, place))
+            },
+        )
     }
 
     /// Searches a text of a body. A placeholder of a credential that is not swapped there, or not sent to this host, is a text, unless
     /// the client requires all of them to be replaced.
     fn search_body_text(&mut self, kind: BodyKind, text: &BodyText<'_>, record: &mut Record) -> Verdict<()> {
-        if text.plain().is_some_and(|plain| self.first(plain).is_none()) {
-            return Ok(());
-        }
-        // A text that cannot be decoded is reported for the whole body.
-        let Some(decoded) = text.decoded() else { return Ok(()) };
-        let whole = decoded.text();
-        let mut rest = whole;
-        for _ in 0..MAX_TRIES {
-            let Some(Placeholder { credential, before, after }) = self.first(rest) else { return Ok(()) };
-            let swapped = match credential {
-                Ok(credential) => self.place_in_body(kind, text, &credential, record)?.map(|place| (place, credential)),
-                Err(_) => None,
-            };
-            let Some((place, credential)) = swapped else {
-                if *self.syntax != PlaceholderSyntax::Usual {
-                    return Err(elsewhere(record));
+        let (syntax, credentials) = (self.syntax, self.task.credentials());
+        let found = TextPlaceholder::find(
+            text,
+            |text| syntax.first(credentials, text),
+            |credential| {
+                let place =
+                    credential.map(|credential| self.place_in_body(kind, text, credential, record)).transpose()?;
+                match place.flatten() {
+                    None if *syntax != PlaceholderSyntax::Usual => Err(elsewhere(record)),
+                    place => Ok(place),
                 }
-                rest = after;
-                continue;
-            };
-            let start = whole.len().saturating_sub(rest.len()).saturating_add(before.len());
-            let range = start..whole.len().saturating_sub(after.len());
-            let before = whole.get(..start).unwrap_or_default();
-            let is_whole = before.is_empty() && after.is_empty();
-            let is_beside = [before, after].into_iter().any(|rest| self.first(rest).is_some());
-            let reason = match () {
-                () if text.is_name => Some(Misplaced::InName),
-                () if is_beside => Some(Misplaced::Repeated),
-                () if !is_whole && credential.must_be_whole_in(&place) => Some(Misplaced::BesideText),
-                () if self.has_enough() => Some(Misplaced::TooMany),
-                () if leak::ends_within_escape(before) => Some(Misplaced::InEscape),
-                () => None,
-            };
-            if let Some(reason) = reason {
-                return Err(self.misplaced(&credential, &place, reason, record));
-            }
-            let range = decoded.place(range).ok_or(Deny::RequestMalformed)?;
-            self.add(&credential, |found| found.in_body.push(BodySwap { place, range, is_whole }));
-            return Ok(());
+            },
+        )?;
+        let Some(found) = found else { return Ok(()) };
+        let must_be_whole = found.credential.must_be_whole_in(&found.place);
+        if let Some(reason) = found.misplaced(must_be_whole, self.has_enough()) {
+            return Err(self.misplaced(&found.credential, &found.place, reason, record));
         }
+        let TextPlaceholder { credential, place, range, is_whole, .. } = found;
+        let range = range.ok_or(Deny::RequestMalformed)?;
+        self.add(&credential, |found| found.in_body.push(BodySwap { place, range, is_whole }));
         Ok(())
     }
 

@@ -6,20 +6,13 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-use super::swap_body::{BodyKind, BodyText};
+use super::swap_body::{BodyKind, BodyText, begins_like_json};
+use super::text_placeholder::{MAX_PLACES, MAX_SWAPS, TextPlaceholder, first_picked};
 use crate::audit::line::Misplaced;
-use crate::leak;
 use crate::model::name::CredentialName;
 use crate::policy::credential::{Credential, Placement};
 use crate::policy::placeholder::{Placeholder, PlaceholderSyntax};
 use crate::policy::task_credentials::TaskCredentials;
-
-/// The maximum number of placeholders that are replaced in a message.
-const MAX_SWAPS: usize = 8;
-/// The maximum number of texts with the form of a placeholder that are looked at in one text: each costs a search in the rest.
-const MAX_TRIES: usize = 16;
-/// The maximum number of placeholders in a message that are looked at, whether they are replaced or not.
-const MAX_PLACES: usize = 1000;
 
 /// The credentials whose placeholders are replaced in the messages of a client. They are bound to the destination.
 pub struct MessageSwaps {
@@ -131,7 +124,12 @@ impl MessageSwaps {
         if found.is_empty() {
             return Ok(None);
         }
-        self.check_related(&found)?;
+        // As in a request, one has to lead to all others.
+        if self.credentials.leader(found.iter().map(|found| &found.credential)).is_none()
+            && let Some(last) = found.last()
+        {
+            return Err(SwapError::Unrelated(last.credential.name().clone()));
+        }
         found.sort_unstable_by_key(|found| found.range.start);
         let mut places = Vec::with_capacity(found.len());
         for Found { credential, range, .. } in &found {
@@ -146,18 +144,6 @@ impl MessageSwaps {
         Ok(with_values(message, &places))
     }
 
-    /// One credential of a message has to lead to all others, as in a request.
-    fn check_related(&self, found: &[Found]) -> Result<(), SwapError> {
-        let leads = |one: &Found| {
-            let sent = self.credentials.sent_with(&one.credential);
-            found.iter().all(|other| sent.iter().any(|sent| sent.name() == other.credential.name()))
-        };
-        match found.last() {
-            Some(last) if !found.iter().any(leads) => Err(SwapError::Unrelated(last.credential.name().clone())),
-            _ => Ok(()),
-        }
-    }
-
     fn first<'t>(&self, text: &'t [u8]) -> Option<Placeholder<'t>> {
         PlaceholderSyntax::Usual.first(&self.credentials, text)
     }
@@ -168,16 +154,8 @@ impl MessageSwaps {
 
     /// Returns a credential that is swapped and has a placeholder in a malformed message, among the first ones.
     fn swapped_in(&self, message: &[u8]) -> Option<&Arc<Credential>> {
-        let mut rest = message;
-        for _ in 0..MAX_TRIES {
-            let Placeholder { credential, after, .. } = self.first(rest)?;
-            let found = credential.ok().and_then(|found| self.swapped.iter().find(|one| one.name() == found.name()));
-            if found.is_some() {
-                return found;
-            }
-            rest = after;
-        }
-        None
+        let known = |found: Arc<Credential>| self.swapped.iter().find(|one| one.name() == found.name());
+        first_picked(message, |text| self.first(text), known)
     }
 }
 
@@ -191,44 +169,19 @@ struct MessageSearch<'s> {
 impl MessageSearch<'_> {
     /// Searches a text. A placeholder of a credential that is not replaced there is a text.
     fn text(&mut self, text: &BodyText<'_>) -> Result<(), SwapError> {
-        if text.plain().is_some_and(|plain| self.swaps.first(plain).is_none()) {
-            return Ok(());
-        }
-        let Some(decoded) = text.decoded() else { return Ok(()) };
-        let whole = decoded.text();
-        let mut rest = whole;
-        for _ in 0..MAX_TRIES {
-            let Some(Placeholder { credential, before, after }) = self.swaps.first(rest) else { return Ok(()) };
-            let swapped = credential.ok().filter(|credential| self.swaps.is_swapped(credential));
-            let swapped = match swapped {
-                Some(credential) => self.place(text, &credential)?.map(|place| (place, credential)),
-                None => None,
-            };
-            let Some((place, credential)) = swapped else {
-                rest = after;
-                continue;
-            };
-            let start = whole.len().saturating_sub(rest.len()).saturating_add(before.len());
-            let range = start..whole.len().saturating_sub(after.len());
-            let before = whole.get(..start).unwrap_or_default();
-            let is_whole = before.is_empty() && after.is_empty();
-            let is_beside = [before, after].into_iter().any(|rest| self.swaps.first(rest).is_some());
-            let reason = match () {
-                () if text.is_name => Some(Misplaced::InName),
-                () if is_beside => Some(Misplaced::Repeated),
-                () if !is_whole && (self.swaps.is_exclusive || credential.must_be_whole_in(&place)) => {
-                    Some(Misplaced::BesideText)
-                }
-                () if self.found.len() >= MAX_SWAPS => Some(Misplaced::TooMany),
-                () if leak::ends_within_escape(before) => Some(Misplaced::InEscape),
-                () => None,
-            };
-            let range = decoded.place(range).filter(|_| reason.is_none());
-            let Some(range) = range else {
-                return Err(misplaced(&credential, &place, reason.unwrap_or(Misplaced::Ambiguous)));
-            };
-            self.found.push(Found { credential, range });
-            return Ok(());
+        let swaps = self.swaps;
+        let place = |credential: Option<&Arc<Credential>>| match credential.filter(|one| swaps.is_swapped(one)) {
+            Some(credential) => self.place(text, credential),
+            None => Ok(None),
+        };
+        let found = TextPlaceholder::find(text, |text| swaps.first(text), place)?;
+        let Some(found) = found else { return Ok(()) };
+        let must_be_whole = swaps.is_exclusive || found.credential.must_be_whole_in(&found.place);
+        let reason = found.misplaced(must_be_whole, self.found.len() >= MAX_SWAPS);
+        let TextPlaceholder { credential, place, range, .. } = found;
+        match (reason, range) {
+            (None, Some(range)) => self.found.push(Found { credential, range }),
+            (reason, _) => return Err(misplaced(&credential, &place, reason.unwrap_or(Misplaced::Ambiguous))),
         }
         Ok(())
     }
@@ -245,12 +198,6 @@ impl MessageSearch<'_> {
         }
         Ok((text.is_name || credential.swaps_in(&place)).then_some(place))
     }
-}
-
-/// Returns true for a text that a server could read as JSON, perhaps behind a byte order mark.
-fn begins_like_json(message: &[u8]) -> bool {
-    let is_left_out = |byte: &&u8| **byte <= b' ' || b"\xef\xbb\xbf".contains(byte);
-    matches!(message.iter().find(|byte| !is_left_out(byte)), Some(b'{' | b'[' | b'"'))
 }
 
 fn misplaced(of: &Credential, place: &Placement, reason: Misplaced) -> SwapError {

@@ -15,5 +15,6 @@ pub(super) mod path_segments;
 pub(super) mod query;
 pub mod request_body;
 pub(super) mod swap_body;
+pub(super) mod text_placeholder;
 pub mod websocket;
 mod ws_frames;

@@ -135,9 +135,14 @@ fn form_texts<E>(body: &[u8], mut visit: impl FnMut(BodyText<'_>) -> Result<(), 
         }
         at = at.saturating_add(pair.len()).saturating_add(1);
     }
-    // A server that does not look at the type could read JSON, also behind a byte order mark.
+    // A server that does not look at the type could read JSON.
+    Ok(!begins_like_json(body))
+}
+
+/// Returns true for a text that a server could read as JSON, perhaps behind a byte order mark.
+pub(crate) fn begins_like_json(text: &[u8]) -> bool {
     let is_left_out = |byte: &&u8| **byte <= b' ' || b"\xef\xbb\xbf".contains(byte);
-    Ok(!matches!(body.iter().find(|byte| !is_left_out(byte)), Some(b'{' | b'[' | b'"')))
+    matches!(text.iter().find(|byte| !is_left_out(byte)), Some(b'{' | b'[' | b'"'))
 }
 
 fn name_and_value(pair: &[u8]) -> (&[u8], &[u8]) {

@@ -724,8 +724,14 @@ pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
     use crate::audit::progress::TransferCounts;
     use crate::model::name::ExecutionId;
+    use crate::model::secret::Secret;
+    use crate::policy::compile::{Config, compile};
+    use crate::policy::settings::Vault;
+    use crate::policy::source::{CompileContext, SecretSource, SourceError};
     use crate::stages::body_budget::Budget;
 
     const VALUE: &[u8] = b"a-value-to-look-for";
@@ -766,6 +772,59 @@ mod tests {
             drop(upward);
             assert_eq!(reserve().hold(600_000).is_ok(), fits, "charged bytes are given back");
         }
+    }
+
+    struct NoVault;
+
+    impl SecretSource for NoVault {
+        fn secret(&self, _: &Vault, _: &str, _: &str) -> Result<Secret, SourceError> {
+            Err(SourceError::Missing(String::new()))
+        }
+    }
+
+    /// Returns a credential whose placeholder is replaced in messages.
+    fn swaps() -> Arc<MessageSwaps> {
+        let text = "[credentials.K]\nauth_type = \"placeholder\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
+                    swap_in = [\"websocket\"]\n[integrations.a]\nallowed_domains = [\"a.example\"]\n\
+                    [tasks.t]\ntoken = \"env:TOKEN\"\nintegrations = [\"a\"]\ncredentials = [\"K\"]\n";
+        let (here, env) = (Path::new("/"), |name: &str| Some(format!("{name}-k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf")));
+        let context = CompileContext { base: here, state_dir: here, env: &env, secrets: &NoVault, is_offline: true };
+        let Config { policy, .. } = compile(text, &context).unwrap_or_else(|problems| panic!("{problems:?}"));
+        let task = policy.tasks().next().unwrap();
+        Arc::new(MessageSwaps::of(task.shared_credentials(), false, |_| true).unwrap())
+    }
+
+    /// Without memory for bodies, a short message is replaced all the same, and a long one with a placeholder is not sent.
+    #[test]
+    fn placeholders_are_not_sent_as_texts_when_the_budget_is_full() {
+        let frame = |text: &str| {
+            let mut frame = Vec::new();
+            write_text_frame(text.as_bytes(), &mut frame).unwrap();
+            frame
+        };
+        let unmasked = |bytes: &[u8]| {
+            let (mut frames, mut rest, mut text) = (FrameReader::of_client(), bytes, Vec::new());
+            while let Some(piece) = frames.next(&mut rest).unwrap() {
+                if let Piece::Payload { head, bytes, at, .. } = piece {
+                    text.extend_from_slice(&head.unmasked(bytes, at));
+                }
+            }
+            String::from_utf8(text).unwrap()
+        };
+        let budget = Arc::new(Budget::new(1, 1));
+        let reservation = budget.reserve(&ExecutionId::new("e"), Arc::new(TransferCounts::new()));
+        let mut upward = Upward::new(Arc::default()).swapping(swaps()).charged_to(reservation);
+        let padding = |length: usize| "x".repeat(length);
+        let short = format!(r#"{{"a":"${{secrets.K}}","b":"{}"}}"#, padding(7000));
+        let sent = unmasked(&pass(&mut upward, &frame(&short)).unwrap());
+        assert_eq!(sent, short.replace("${secrets.K}", "KEY-k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf"));
+        assert_eq!(upward.take_swapped(), [CredentialName::new("K")]);
+        let long = format!(r#"{{"a":"{}"}}"#, padding(20_000));
+        assert_eq!(unmasked(&pass(&mut upward, &frame(&long)).unwrap()), long);
+        let long = format!(r#"{{"a":"${{secrets.K}}","b":"{}"}}"#, padding(20_000));
+        let refused = pass(&mut upward, &frame(&long));
+        assert!(matches!(refused, Err(RelayError::Placeholder(SwapError::TooLong(_)))), "{refused:?}");
+        assert!(upward.take_swapped().is_empty());
     }
 
     #[test]

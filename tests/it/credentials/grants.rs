@@ -562,4 +562,18 @@ async fn check_online_fetches_a_token() {
     let (code, said) = check(REFRESHED).await;
     assert!(code == Some(0) && said.contains("could replace the refresh token"), "{said}");
     assert_eq!(server.asked().len(), 2);
+
+    // The same server as a secret store, which has no such item.
+    let stored = format!(
+        "auth_type = \"bearer\"\nvalue = \"vault://secret/crm#token\"\n[secret_stores.vault]\n\
+         address = \"https://login.test:{}\"\nauth = \"token\"\ntoken = \"file:secret\"\n",
+        server.port
+    );
+    let (code, said) = check(&stored).await;
+    let want = format!(
+        "credentials.C.value: no value could be fetched from https://login.test:{}: the store answered 401",
+        server.port
+    );
+    assert!(code == Some(0) && said.contains(&want), "{said}");
+    assert_eq!(server.asked()[2].path, "/v1/secret/data/crm");
 }

@@ -810,6 +810,22 @@ async fn secrets_of_google_and_azure_are_read_with_an_access_token() {
     }
 }
 
+#[tokio::test]
+async fn operators_see_the_reference_and_the_state() {
+    let vault = SharedVault::default().with("/v1/secret/data/github", kv2("token", token(0)));
+    let credential = format!("{BEARER}\n[admin]\nlisten = \"127.0.0.1:0\"");
+    let stored = with_vault(APPROLE, &credential, &vault).await;
+    let state = async || {
+        let list = stored.lab.admin_request("GET", "/v1/credentials", &Value::Null).await.1;
+        let one = list.as_array().unwrap().iter().find(|one| one["credential"] == "CRM").unwrap().clone();
+        assert!(!one.to_string().contains(&token(0)));
+        (one["source"].clone(), one["state"].clone())
+    };
+    assert_eq!(state().await, (json!("vault://secret/github#token"), json!("not_fetched")));
+    assert_eq!(stored.get("/").await.status, 200);
+    assert_eq!(state().await, (json!("vault://secret/github#token"), json!("ready")));
+}
+
 /// A program on this machine that serves secrets, such as an agent of Vault, may ask nobody for a token.
 #[tokio::test]
 async fn a_store_without_tls_is_not_reached_by_sandboxes() {
