@@ -109,7 +109,8 @@ async fn restart_static(services: &Services, wanted: &StartRequest, name: &TaskN
     if wanted.expires_in_s.is_some() || wanted.peers.is_some() {
         return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "a static execution takes neither expires_in_s nor peers"));
     }
-    let execution = Execution::of_static(name, Millis::now());
+    // The log's finds of this millisecond are those of before, and must not be restored from it.
+    let execution = Execution::of_static(name, Millis::now().plus(Duration::from_millis(1)));
     let id = execution.id.clone();
     services.ledger.restart(execution).await.map_err(ledger_error)?;
     services.finds.forget(&id);
