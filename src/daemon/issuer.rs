@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::assumed_role::AssumedRoles;
 use super::own_server::OwnServers;
 use super::secret_store::SecretStores;
 use super::token_endpoint::TokenEndpoints;
@@ -12,12 +13,13 @@ use crate::stages::mint::{Issued, Issuer, Purpose};
 struct Servers {
     endpoints: TokenEndpoints,
     stores: SecretStores,
+    roles: AssumedRoles,
 }
 
 /// Returns a function that fetches a value by its recipe.
 pub(super) fn issuer(own_servers: &OwnServers<'_>) -> Issuer {
     let (endpoints, stores) = (TokenEndpoints::new(own_servers), SecretStores::new(own_servers));
-    let servers = Arc::new(Servers { endpoints, stores });
+    let servers = Arc::new(Servers { endpoints, stores, roles: AssumedRoles::new(own_servers) });
     Arc::new(move |recipe, purpose| {
         let servers = servers.clone();
         Box::pin(async move { servers.issue(&recipe, purpose).await })
@@ -36,6 +38,7 @@ impl Servers {
                 let (token, other) = self.stores.read(read, purpose, &self.endpoints).await;
                 Issued { token, next: other.map(|read| next(MintMethod::Store(read))) }
             }
+            MintMethod::Role(request) => Issued { token: self.roles.assume(request).await, next: None },
         }
     }
 }

@@ -2,8 +2,12 @@
 
 mod admin_tokens;
 mod approval_notifier;
+mod assumed_role;
+mod aws_signature;
 mod billing;
+mod clock_skew;
 mod find_journal;
+mod form;
 mod http_sender;
 mod issuer;
 mod ledger;

@@ -149,6 +149,7 @@ async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Fo
         let (key, what) = match &recipe.method {
             MintMethod::Token(_) => ("token_url", "token"),
             MintMethod::Store(_) => ("value", "value"),
+            MintMethod::Role(_) => ("assume_role", "key"),
         };
         let path = format!("credentials.{}.{key}", credential.name());
         if recipe.replaces_secret() {
@@ -163,7 +164,10 @@ async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Fo
 /// Returns why a value that was fetched cannot be used.
 fn fetched(credential: &Credential, issued: Issued) -> Result<(), String> {
     let token = issued.token.map_err(|error| error.reason)?;
-    credential.checked(token.value, (Instant::now(), token.life), 0.0).map(drop).map_err(|error| error.to_string())
+    credential
+        .checked((token.value, token.aws_key), (Instant::now(), token.life), 0.0)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 /// Returns the resolver of a daemon with these settings.

@@ -1,19 +1,27 @@
 //! The parts of an AWS credential that are not its secret access key, and the scope of a signature.
 
+use std::sync::Arc;
+
+use super::held_secret::HeldSecret;
 use crate::model::host::Host;
-use crate::model::secret::Secret;
 
 /// The algorithm of signatures in `Authorization` (AWS Signature Version 4).
 pub const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 /// The longest name of a region or a service.
 const MAX_NAME: usize = 64;
 
-/// The parts of a credential with `auth_type = "aws_sigv4"` that are not its secret access key.
+/// The parts of an access key that are not its secret.
+#[derive(Clone)]
 pub struct AwsKey {
     /// The id of the access key, which is no secret.
     pub access_key_id: String,
     /// The token of temporary credentials.
-    pub session_token: Option<Secret>,
+    pub session_token: Option<Arc<HeldSecret>>,
+}
+
+/// How a credential with `auth_type = "aws_sigv4"` signs.
+#[derive(Clone)]
+pub struct AwsSigning {
     /// The region, if the configuration names one.
     pub region: Option<String>,
     /// The service, if the configuration names one.
@@ -29,7 +37,7 @@ pub struct AwsScope {
     pub service: String,
 }
 
-impl AwsKey {
+impl AwsSigning {
     /// Returns the scope of a signature: what the configuration names, then what the host says, then what the client has signed
     /// for. `None` if a part is not known. The client does not precede the host, which could use a signature for another
     /// service.
@@ -192,9 +200,7 @@ mod tests {
 
     #[test]
     fn the_configuration_precedes_the_host_and_the_host_the_client() {
-        let key = |region: Option<&str>, service: Option<&str>| AwsKey {
-            access_key_id: "AKIAIOSFODNN7EXAMPLE".to_owned(),
-            session_token: None,
+        let key = |region: Option<&str>, service: Option<&str>| AwsSigning {
             region: region.map(str::to_owned),
             service: service.map(str::to_owned),
         };

@@ -931,6 +931,81 @@ pub(super) mod tests {
                 "credentials.A.swap_in",
                 "no swap_in",
             ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = {  }",
+                "credentials.A.assume_role.role_arn",
+                "arn:aws:iam",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { role_arn = \"arn:aws:iam::123456789012:user/a\" }",
+                "credentials.A.assume_role.role_arn",
+                "arn:aws:iam",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { role_arn = \"arn:aws:iam::123456789012:role/a\", session_name = \"a b\" }",
+                "credentials.A.assume_role.session_name",
+                "2 to 64",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { external_id = \"a b\" }",
+                "credentials.A.assume_role.external_id",
+                "1224",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { policy = \"text\" }",
+                "credentials.A.assume_role.policy",
+                "JSON object",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { policy_arns = [\"arn:aws:iam::aws:role/a\"] }",
+                "credentials.A.assume_role.policy_arns[0]",
+                "policy/NAME",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { duration = \"5m\" }",
+                "credentials.A.assume_role.duration",
+                "15m",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { duration = \"13h\" }",
+                "credentials.A.assume_role.duration",
+                "12h",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { region = \"us east\" }",
+                "credentials.A.assume_role.region",
+                "us-east-1",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { role_arn = \"arn:aws:iam::123456789012:role/a\" }",
+                "credentials.A.assume_role.region",
+                "us-east-1",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { region = \"a\", endpoint = \"http://sts.test\" }",
+                "credentials.A.assume_role.endpoint",
+                "https://sts",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { region = \"a\", endpoint = \"https://sts.test/a\" }",
+                "credentials.A.assume_role.endpoint",
+                "https://sts",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nassume_role = { role = \"a\" }",
+                "credentials.A.assume_role.role",
+                "role_arn",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nassume_role = {}",
+                "credentials.A.assume_role",
+                "no assume_role",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nmint_timeout = \"3s\"",
+                "credentials.A.mint_timeout",
+                "no mint_timeout",
+            ),
             ("[credentials.A]\nauth_type = \"bearer\"\nservice = \"s3\"", "credentials.A.service", "no service"),
             ("[credentials.A]\nswap_in = [\"body\"]", "credentials.A.swap_in[0]", "header:NAME"),
             ("[credentials.A]\nswap_in = [\"body:json:key\"]", "credentials.A.swap_in[0]", "body:json:/POINTER"),

@@ -10,7 +10,7 @@ use http::header::{
 };
 use subtle::ConstantTimeEq;
 
-use super::aws::AwsKey;
+use super::aws::{AwsKey, AwsSigning};
 use super::client_identity::ClientIdentity;
 use super::hmac::HmacRecipe;
 use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting, TokenLife, UnusableToken};
@@ -47,8 +47,10 @@ pub struct Credential {
     pub(super) swap_in: Vec<Placement>,
     /// The credentials that are sent beside this one.
     pub(super) with: Vec<CredentialName>,
-    /// With `aws_sigv4`, the rest of the key.
-    pub(super) aws: Option<AwsKey>,
+    /// With `aws_sigv4`, how it signs.
+    pub(super) aws: Option<AwsSigning>,
+    /// With `aws_sigv4`, the rest of the key. `None` if that is minted too.
+    pub(super) aws_key: Option<AwsKey>,
     /// With `tls_client`, the certificate and the key that is the value.
     pub(super) identity: Option<Arc<ClientIdentity>>,
     /// `None` if the value is minted, or if the credential is disabled. The reason was reported when the configuration was
@@ -371,16 +373,20 @@ impl Credential {
         Some(MintKey { name: self.name.clone(), workspace: minting.workspace.clone() })
     }
 
-    /// Checks a value that was asked for at this time. `spread` is as for [`MintedValue::new`]. Takes some milliseconds.
+    /// Checks a value that was asked for at this time, with the rest of the key if it is one of AWS. `spread` is as for
+    /// [`MintedValue::new`]. Takes some milliseconds.
     ///
     /// # Errors
     /// [`UnusableToken`] if the value cannot be sent, or not be searched for.
     pub fn checked(
         &self,
-        value: Secret,
+        (value, aws_key): (Secret, Option<AwsKey>),
         (asked, life): (Instant, TokenLife),
         spread: f64,
     ) -> Result<MintedValue, UnusableToken> {
+        if self.aws.is_some() != aws_key.is_some() {
+            return Err(UnusableToken::Unfit("not a key of AWS with its id"));
+        }
         if let Some(Unfit { problem, .. }) = value_fit::unfit(&value, &self.auth, &self.swap_in) {
             return Err(UnusableToken::Unfit(problem));
         }
@@ -389,7 +395,11 @@ impl Credential {
         }
         let password = self.password_in(value.expose());
         let (strength, has_password) = (Strength::of(password.unwrap_or(value.expose())), password.is_some());
-        MintedValue::new(value, (strength, has_password), (asked, life), spread)
+        let minted = MintedValue::new(value, (strength, has_password), (asked, life), spread)?;
+        match aws_key {
+            Some(key) => minted.with_aws_key(key),
+            None => Ok(minted),
+        }
     }
 
     /// Returns the token in use.
@@ -434,8 +444,9 @@ impl Credential {
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.clone(),
             with: self.with.clone(),
+            aws: self.aws.clone(),
             // None of them is minted.
-            aws: None,
+            aws_key: None,
             identity: None,
             value: None,
             minting: Some(minting),
@@ -443,10 +454,16 @@ impl Credential {
         }
     }
 
-    /// With [`Auth::AwsSigV4`], returns the rest of the key.
+    /// With [`Auth::AwsSigV4`], returns how requests are signed.
     #[must_use]
-    pub fn aws(&self) -> Option<&AwsKey> {
+    pub fn aws(&self) -> Option<&AwsSigning> {
         self.aws.as_ref()
+    }
+
+    /// With [`Auth::AwsSigV4`], returns the rest of the key whose secret is the value.
+    #[must_use]
+    pub fn aws_key(&self) -> Option<&AwsKey> {
+        self.aws_key.as_ref().or_else(|| self.minted_value()?.aws_key())
     }
 
     /// With [`Auth::Hmac`], returns how requests are signed.
@@ -478,7 +495,7 @@ impl Credential {
 
     /// Returns the token of temporary AWS credentials.
     fn session_token(&self) -> Option<&[u8]> {
-        self.aws.as_ref()?.session_token.as_ref().map(Secret::expose)
+        self.aws_key()?.session_token.as_ref().map(|held| held.secret().expose())
     }
 
     /// Whether a text is the value. Compares in constant time, because the time must not tell how much of a guess is right.
@@ -554,7 +571,8 @@ impl Credential {
         let minted = self
             .other_values()
             .flat_map(|minted| self.terms_of((minted.secret().expose(), minted.password()), minted.strength()));
-        of_value.into_iter().flatten().chain(self.term_of_token()).chain(of_recipe).chain(minted)
+        let tokens = self.other_values().filter_map(|minted| minted.session_token()?.search_value(&self.name));
+        of_value.into_iter().flatten().chain(self.term_of_token()).chain(of_recipe).chain(minted).chain(tokens)
     }
 
     /// Returns the values that only a new configuration changes. The token of a grant may be replaced by its endpoint.
@@ -562,7 +580,8 @@ impl Credential {
         let changing = || self.recipe().into_iter().flat_map(|recipe| recipe.changing_secrets());
         let of_recipe = self.recipe().into_iter().flat_map(|recipe| recipe.secrets()).map(|(_, held)| held);
         let of_recipe = of_recipe.filter(move |held| !changing().any(|changing| Arc::ptr_eq(changing, held)));
-        let of_value = self.value.as_ref().map(Secret::expose).into_iter().chain(self.session_token());
+        let token = self.aws_key.as_ref().and_then(|key| key.session_token.as_ref());
+        let of_value = self.value.as_ref().into_iter().chain(token.map(|held| held.secret())).map(Secret::expose);
         of_value.chain(of_recipe.map(|held| held.secret().expose()))
     }
 
@@ -574,11 +593,10 @@ impl Credential {
     /// Returns the secrets of the minting, and the values that were in use.
     fn other_secrets(&self) -> impl Iterator<Item = &[u8]> {
         let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets).map(|held| held.secret().expose());
-        let values = self.other_values();
-        of_recipe.chain(values.flat_map(|it| std::iter::once(it.secret().expose()).chain(it.password())))
+        of_recipe.chain(self.other_values().flat_map(|minted| minted.secrets()))
     }
 
-    /// A token that is weak is refused when the configuration is read.
+    /// A token that is weak is refused when the configuration is read, or when it was minted.
     fn term_of_token(&self) -> Option<Value<'_>> {
         self.session_token().map(|token| Value::new(ValueOwner::Credential(self.name.clone()), token))
     }

@@ -7,11 +7,13 @@ use std::sync::{Arc, OnceLock};
 use http::HeaderName;
 use toml::Value;
 
-use super::aws::{self, AwsKey};
+use super::assumed_role::RawRole;
+use super::aws::{self, AwsKey, AwsSigning};
 use super::client_identity::{ClientIdentity, IdentityError};
 use super::credential::{Auth, Binding, Credential, Placement, is_cookie_name};
+use super::held_secret::HeldSecret;
 use super::hmac_file::RawHmac;
-use super::mint::Minting;
+use super::mint::{MintMethod, MintRecipe, Minting};
 use super::mint_file::{MintType, RawMint, ReadSecret};
 use super::pattern::quoted;
 use super::preset;
@@ -69,6 +71,8 @@ struct RawAws {
     session_token: Option<CredentialSource>,
     region: Option<String>,
     service: Option<String>,
+    /// The section `assume_role`, if it is there.
+    role: Option<RawRole>,
 }
 
 /// The id of an access key, which is no secret, or its source.
@@ -248,6 +252,7 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
                 .map(|source| CredentialSource(source.0.relative_to(base))),
             region: s.take("region"),
             service: s.take("service"),
+            role: s.optional("assume_role").map(RawRole::read),
         },
         hmac: s.optional("hmac").map(|s| RawHmac::read(s, base)),
         mint: RawMint::read(&mut s, base),
@@ -340,7 +345,8 @@ impl RawCredential {
         }
         self.check_aws(findings);
         if self.auth_type.is_some() {
-            self.mint.check(minted, self.stored_value().is_some(), &self.path, findings);
+            let is_fetched = self.stored_value().is_some() || self.aws.role.is_some();
+            self.mint.check(minted, is_fetched, &self.path, findings);
             self.check_stored(findings);
         }
         self.check_with(findings);
@@ -494,7 +500,7 @@ impl RawCredential {
 
     fn check_aws(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
-        let RawAws { access_key_id, session_token, region, service } = &self.aws;
+        let RawAws { access_key_id, session_token, region, service, role } = &self.aws;
         if self.auth_type.is_none() {
             return;
         }
@@ -504,6 +510,7 @@ impl RawCredential {
                 ("session_token", session_token.is_some()),
                 ("region", region.is_some()),
                 ("service", service.is_some()),
+                ("assume_role", role.is_some()),
             ];
             for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
                 findings.problem(at(key), "requires auth_type = \"aws_sigv4\"", format!("no {key}"));
@@ -521,17 +528,20 @@ impl RawCredential {
         if !self.swap_in.is_empty() {
             findings.problem(at("swap_in"), "the key of aws_sigv4 signs requests and is never sent", "no swap_in");
         }
+        if let Some(role) = role {
+            role.check(region.as_deref(), findings);
+        }
     }
 
     /// Returns the rest of an AWS key. `None` if it cannot be used, after that has been reported.
-    fn aws(
+    fn aws_key(
         &self,
         workspace: &str,
         settings: &Settings,
         context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<AwsKey> {
-        let RawAws { access_key_id, session_token, region, service } = &self.aws;
+        let RawAws { access_key_id, session_token, .. } = &self.aws;
         let read = |key: &str, CredentialSource(source): &CredentialSource| {
             self.read(key, source, (workspace, settings), context, findings)
         };
@@ -563,7 +573,7 @@ impl RawCredential {
             findings.problem(format!("{}.session_token", self.path), "not a session token", "the token alone");
             return None;
         }
-        Some(AwsKey { access_key_id, session_token, region: region.clone(), service: service.clone() })
+        Some(AwsKey { access_key_id, session_token: session_token.map(|token| Arc::new(HeldSecret::new(token))) })
     }
 
     /// Compiles the credential with its value in a workspace. Returns `None` if the section is invalid, after the
@@ -628,7 +638,7 @@ impl RawCredential {
             value = value.filter(|_| identity.is_some());
         }
         let document = self.value.as_ref().map(|CredentialSource(source)| source);
-        let recipe = match (minted, self.stored_value()) {
+        let mut recipe = match (minted, self.stored_value()) {
             (Some(kind), _) => self.mint.recipe(kind, document, &secrets, (&self.path, findings)),
             (None, Some(reference)) => {
                 let at = format!("{}.value", self.path);
@@ -637,9 +647,17 @@ impl RawCredential {
             (None, None) => None,
         };
         let is_aws = auth == Auth::AwsSigV4;
-        let aws = is_aws.then(|| self.aws(workspace, settings, context, findings)).flatten();
-        if is_aws && aws.is_none() {
+        let RawAws { region, service, role, .. } = &self.aws;
+        let aws = is_aws.then(|| AwsSigning { region: region.clone(), service: service.clone() });
+        let mut aws_key = is_aws.then(|| self.aws_key(workspace, settings, context, findings)).flatten();
+        if is_aws && aws_key.is_none() {
             value = None;
+        }
+        if let Some(role) = role {
+            let (key, secret) = (aws_key.take(), value.take());
+            let request = key.zip(secret).and_then(|(key, secret)| role.request(key, secret, region.as_deref()));
+            let method = request.map(|request| MintMethod::Role(Arc::new(request)));
+            recipe = method.map(|method| MintRecipe { method, mint_timeout: self.mint.timeout() });
         }
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
             && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
@@ -666,6 +684,7 @@ impl RawCredential {
             swap_in: self.swap_in.iter().filter_map(|place| placement(place)).collect(),
             with: self.with.iter().map(|name| CredentialName::new(name)).collect(),
             aws,
+            aws_key,
             identity,
             value,
             minting: recipe.map(|recipe| Minting::new(recipe, workspace)),

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::RwLock;
 
+use super::assumed_role::RoleRequest;
+use super::aws::AwsKey;
 use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
 use super::secret_store::StoreRead;
@@ -50,6 +52,8 @@ pub enum MintMethod {
     Token(Arc<TokenRequest>),
     /// A value from a secret store.
     Store(Arc<StoreRead>),
+    /// Temporary credentials of a role of AWS.
+    Role(Arc<RoleRequest>),
 }
 
 /// A value that was fetched.
@@ -57,6 +61,8 @@ pub struct MintedValue {
     value: HeldSecret,
     /// It is `user:password`, and the password is a secret of its own.
     has_password: bool,
+    /// The rest of the key, if the value is one of AWS.
+    aws_key: Option<AwsKey>,
     /// They change if the same value is fetched again.
     times: RwLock<Times>,
 }
@@ -181,26 +187,31 @@ impl MintRecipe {
         match &self.method {
             MintMethod::Token(request) => &request.url,
             MintMethod::Store(read) => &read.server.url,
+            MintMethod::Role(request) => &request.url,
         }
     }
 
-    /// Returns the place that values come from, without a secret: the token endpoint without its path, or the reference.
+    /// Returns the place that values come from, without a secret: the token endpoint without its path, the reference, or the ARN of
+    /// the role.
     #[must_use]
     pub fn source(&self) -> String {
         match &self.method {
             MintMethod::Token(request) => request.url.to_string(),
             MintMethod::Store(read) => read.reference.to_string(),
+            MintMethod::Role(request) => request.role_arn.clone(),
         }
     }
 
     /// Returns the secrets that are sent to the server, or sign what is sent, with the keys that name their sources.
     pub fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
-        let (token, store) = match &self.method {
-            MintMethod::Token(request) => (Some(request), None),
-            MintMethod::Store(read) => (None, Some(read)),
+        let (token, store, role) = match &self.method {
+            MintMethod::Token(request) => (Some(request), None, None),
+            MintMethod::Store(read) => (None, Some(read), None),
+            MintMethod::Role(request) => (None, None, Some(request)),
         };
         let of_token = token.into_iter().flat_map(|request| request.secrets());
-        of_token.chain(store.into_iter().flat_map(|read| read.secrets()))
+        let of_store = store.into_iter().flat_map(|read| read.secrets());
+        of_token.chain(of_store).chain(role.into_iter().flat_map(|request| request.secrets()))
     }
 
     /// Returns those of the secrets that change while the policy is in force.
@@ -208,6 +219,7 @@ impl MintRecipe {
         let (token, store) = match &self.method {
             MintMethod::Token(request) => (request.changing_token(), None),
             MintMethod::Store(read) => (None, Some(read)),
+            MintMethod::Role(_) => (None, None),
         };
         token.into_iter().chain(store.into_iter().flat_map(|read| read.secrets()).map(|(_, held)| held))
     }
@@ -218,6 +230,7 @@ impl MintRecipe {
         match &self.method {
             MintMethod::Token(request) => request.permissions(),
             MintMethod::Store(read) => format!("{} at {}", read.reference, read.server.url),
+            MintMethod::Role(request) => request.permissions(),
         }
     }
 
@@ -230,6 +243,10 @@ impl MintRecipe {
             MintMethod::Store(read) => {
                 hash.add_all(["store"]);
                 read.add_to(&mut hash);
+            }
+            MintMethod::Role(request) => {
+                hash.add_all(["role"]);
+                request.add_to(&mut hash);
             }
         }
         hash.finish()
@@ -258,7 +275,7 @@ impl MintRecipe {
     /// Returns how long a value without a life is used after another one was fetched.
     fn grace(&self) -> Duration {
         match &self.method {
-            MintMethod::Token(_) => Duration::ZERO,
+            MintMethod::Token(_) | MintMethod::Role(_) => Duration::ZERO,
             MintMethod::Store(read) => MAX_GRACE.min(read.refresh),
         }
     }
@@ -285,12 +302,41 @@ impl MintedValue {
         if !strength.is_strong() {
             return Err(UnusableToken::Weak);
         }
-        Ok(Self { value: HeldSecret::with_strength(value, strength), has_password, times: RwLock::new(times) })
+        let (value, times) = (HeldSecret::with_strength(value, strength), RwLock::new(times));
+        Ok(Self { value, has_password, aws_key: None, times })
+    }
+
+    /// Returns the value with the rest of its key.
+    ///
+    /// # Errors
+    /// [`UnusableToken::Weak`] if its session token is.
+    pub(super) fn with_aws_key(self, key: AwsKey) -> Result<Self, UnusableToken> {
+        if key.session_token.as_ref().is_some_and(|token| !token.strength().is_strong()) {
+            return Err(UnusableToken::Weak);
+        }
+        Ok(Self { aws_key: Some(key), ..self })
+    }
+
+    /// Returns the rest of the key, if the value is one of AWS.
+    #[must_use]
+    pub(super) fn aws_key(&self) -> Option<&AwsKey> {
+        self.aws_key.as_ref()
+    }
+
+    /// Returns the token of temporary credentials of AWS.
+    pub(super) fn session_token(&self) -> Option<&Arc<HeldSecret>> {
+        self.aws_key.as_ref()?.session_token.as_ref()
     }
 
     /// Returns the password, if the value is `user:password`.
     pub(super) fn password(&self) -> Option<&[u8]> {
         self.has_password.then(|| leak::password(self.secret().expose()))
+    }
+
+    /// Returns the value, its password and its session token.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = &[u8]> {
+        let token = self.session_token().map(|held| held.secret());
+        std::iter::once(self.secret()).chain(token).map(Secret::expose).chain(self.password())
     }
 
     /// Notes that another value takes the place of this one. One without a life may be valid long after that.
@@ -354,7 +400,14 @@ impl MintedValue {
     /// Returns true if both are the same token.
     #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
-        self.secret().expose() == other.secret().expose()
+        self.secret().expose() == other.secret().expose() && self.has_token_of(other)
+    }
+
+    fn has_token_of(&self, other: &Self) -> bool {
+        match (self.session_token(), other.session_token()) {
+            (Some(own), Some(other)) => own.secret().expose() == other.secret().expose(),
+            (own, other) => own.is_none() && other.is_none(),
+        }
     }
 
     fn freshness(&self) -> Freshness {

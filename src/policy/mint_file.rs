@@ -215,7 +215,7 @@ impl RawMint {
     }
 
     /// Reports the keys that a type does not have, those that it lacks, and those that are invalid.
-    pub(super) fn check(&self, kind: Option<MintType>, is_stored: bool, path: &str, findings: &Findings) {
+    pub(super) fn check(&self, kind: Option<MintType>, is_fetched: bool, path: &str, findings: &Findings) {
         let at = |name: &str| format!("{path}.{name}");
         if self.mint_timeout.is_some_and(|timeout| timeout > MAX_MINT_TIMEOUT) {
             findings.problem(at("mint_timeout"), "too long", "at most 60s");
@@ -225,7 +225,7 @@ impl RawMint {
         }
         let keys = || TEXTS.into_iter().chain(SOURCES).chain(LISTS);
         let Some(kind) = kind else {
-            for name in self.names().filter(|name| !(is_stored && *name == "mint_timeout")) {
+            for name in self.names().filter(|name| !(is_fetched && *name == "mint_timeout")) {
                 let types = keys().find(|key| key.name == name).map(|key| key.types());
                 let types = types.unwrap_or_else(|| "a type that is minted".to_owned());
                 findings.problem(at(name), format!("requires auth_type = {types}"), format!("no {name}"));
@@ -582,7 +582,7 @@ mod tests {
         // Those of VAULTED and JIRA are in files of another machine.
         recipes.sort();
         let stored = ["CRM_KEY", "GITHUB_TOKEN", "LINEAR", "NOTION", "STRIPE"];
-        let minted = ["CRM", "GITHUB", "GOOGLE", "GRAPH", "LEDGER", "MAIL", "PARTNER"];
+        let minted = ["CRM", "DEPLOY", "GITHUB", "GOOGLE", "GRAPH", "LEDGER", "MAIL", "PARTNER"];
         let mut want: Vec<&str> = stored.into_iter().chain(minted).collect();
         want.sort_unstable();
         assert_eq!(recipes, want);

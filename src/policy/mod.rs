@@ -3,6 +3,7 @@
 
 pub mod address;
 mod approval;
+pub mod assumed_role;
 pub mod aws;
 pub mod client_identity;
 pub mod compile;

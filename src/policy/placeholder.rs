@@ -101,6 +101,7 @@ mod tests {
             with: Vec::new(),
             strength: OnceLock::new(),
             aws: None,
+            aws_key: None,
             identity: None,
             value: None,
             minting: None,

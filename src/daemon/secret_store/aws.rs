@@ -2,15 +2,13 @@
 
 use std::time::SystemTime;
 
-use aws_credential_types::Credentials;
-use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
-use aws_sigv4::sign::v4;
 use http::{HeaderName, Method};
 use serde::Deserialize;
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::{StoreRequest, StoreValue, parsed};
+use crate::daemon::aws_signature::{SignedFor, UnsignedRequest, signature};
 use crate::daemon::own_request::OwnRequests;
 use crate::policy::secret_store::{ACCESS_KEY_ID, StoreItem, StoreLogin, StoreRead};
 use crate::stages::mint::MintError;
@@ -50,7 +48,7 @@ pub(super) async fn read(requests: &OwnRequests, read: &StoreRead) -> Result<Sto
     (request.method, request.content_type) = (Method::POST, AWS_JSON);
     request.fields.push((TARGET, target.to_owned()));
     request.body = Zeroizing::new(body.to_string().into_bytes());
-    request.secrets = signature(&request, read, service)?;
+    request.secrets = signed_fields(&request, read, service)?;
     let body = request.send(requests, &read.server).await?;
     let text = match read.item {
         StoreItem::AwsSecret { .. } => parsed::<SecretAnswer>(&body)?.secret_string,
@@ -61,7 +59,7 @@ pub(super) async fn read(requests: &OwnRequests, read: &StoreRead) -> Result<Sto
 }
 
 /// Returns the fields that sign a request.
-fn signature(
+fn signed_fields(
     request: &StoreRequest,
     read: &StoreRead,
     service: &str,
@@ -76,27 +74,18 @@ fn signature(
     let id = access_key_id.clone().map_or_else(|| text(ACCESS_KEY_ID), |id| Ok(Some(id)))?;
     let id = id.ok_or_else(|| missing(ACCESS_KEY_ID))?;
     let key = text("secret_access_key")?.ok_or_else(|| missing("secret_access_key"))?;
-    // The library wipes these copies.
-    let identity = Credentials::new(id, key, text("session_token")?, None, "exeat").into();
-    let params = v4::SigningParams::builder()
-        .identity(&identity)
-        .region(region)
-        .name(service)
-        .time(SystemTime::now())
-        .settings(SigningSettings::default())
-        .build()
-        .map_err(|_| invalid())?
-        .into();
-    let url = &read.server.url;
-    let uri = format!("https://{}{}{}", url.host_field(), url.path().trim_end_matches('/'), request.path);
-    let fields = request.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let fields = fields.chain([("content-type", request.content_type)]);
-    let signable = SignableRequest::new(request.method.as_str(), &uri, fields, SignableBody::Bytes(&request.body));
-    let output = sign(signable.map_err(|_| invalid())?, &params).map_err(|_| invalid())?;
-    let (instructions, _) = output.into_parts();
-    let field = |(name, value): (&str, &str)| {
-        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid())?;
-        Ok((name, Zeroizing::new(value.to_owned())))
+    let unsigned = UnsignedRequest {
+        method: request.method.as_str(),
+        url: &read.server.url,
+        path: &request.path,
+        fields: request
+            .fields
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .chain([("content-type", request.content_type)])
+            .collect(),
+        body: &request.body,
     };
-    instructions.headers().map(field).collect()
+    let signed_for = SignedFor { region, service, time: SystemTime::now() };
+    signature(&unsigned, (id, key, text("session_token")?), &signed_for).map_err(|_| invalid())
 }

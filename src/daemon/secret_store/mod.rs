@@ -102,7 +102,7 @@ impl SecretStores {
         let kept = TokenLife::Kept { refresh: used.refresh, max_stale: used.max_stale };
         let token = value.and_then(|StoreValue { value, life }| {
             let value = usable(without_line_end(value)).map_err(|error| MintError::lasting(error.to_string()))?;
-            Ok(IssuedToken { value, life: life.unwrap_or(kept) })
+            Ok(IssuedToken { value, aws_key: None, life: life.unwrap_or(kept) })
         });
         (token, next)
     }

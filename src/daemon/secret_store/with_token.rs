@@ -76,7 +76,7 @@ async fn login(endpoints: &TokenEndpoints, read: &StoreRead) -> Result<Login, Mi
     };
     // Its grants replace no secret.
     let (token, _) = endpoints.issue(request).await;
-    let IssuedToken { value, life } = token?;
+    let IssuedToken { value, life, .. } = token?;
     Ok(Login::new(value, life.time()))
 }
 

@@ -21,35 +21,6 @@ use crate::policy::token_request::Assertion;
 const EARLIER: Duration = Duration::from_secs(30);
 /// The life of an assertion. GitHub allows 10 minutes at most.
 const LIFE: Duration = Duration::from_secs(300);
-/// The largest difference between two clocks that is made up for, in seconds. An assertion for a time far away would be valid
-/// then, for somebody who can read it.
-const MAX_SKEW: i64 = 24 * 3600;
-
-/// The difference of a server's clock from ours, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ClockSkew(i64);
-
-impl ClockSkew {
-    pub(super) fn between(ours: SystemTime, theirs: SystemTime) -> Self {
-        let seconds = |time: SystemTime| {
-            time.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_secs()).ok())
-        };
-        let difference = seconds(theirs).zip(seconds(ours)).and_then(|(theirs, ours)| theirs.checked_sub(ours));
-        Self(difference.filter(|seconds| seconds.abs() <= MAX_SKEW).unwrap_or_default())
-    }
-
-    /// Returns true if two differences are further apart than this many seconds.
-    pub(super) fn differs_from(self, other: Self, seconds: i64) -> bool {
-        self.0.saturating_sub(other.0).abs() > seconds
-    }
-
-    /// Returns the time of the server's clock when ours shows `time`.
-    pub(super) fn applied_to(self, time: SystemTime) -> SystemTime {
-        let by = Duration::from_secs(self.0.unsigned_abs());
-        let moved = if self.0 < 0 { time.checked_sub(by) } else { time.checked_add(by) };
-        moved.unwrap_or(time)
-    }
-}
 
 /// A private key, and the name of its algorithm (RFC 7518 §3.1, RFC 8037 §3.1).
 enum SigningKey {
@@ -139,24 +110,4 @@ pub(super) fn sign(assertion: &Assertion, now: SystemTime) -> Result<Zeroizing<S
         format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()));
     let signature = key.sign(signed.as_bytes()).ok_or("the private key could not sign")?;
     Ok(Zeroizing::new(format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clocks_are_followed_up_to_a_day() {
-        let now = SystemTime::now();
-        let hour = Duration::from_secs(3600);
-        for (theirs, want) in [(now + hour, 3600), (now - hour, -3600), (now, 0), (now + 48 * hour, 0), (UNIX_EPOCH, 0)]
-        {
-            let skew = ClockSkew::between(now, theirs);
-            assert_eq!(skew.0, want);
-            if want != 0 {
-                assert_eq!(skew.applied_to(now), theirs);
-            }
-        }
-        assert!(ClockSkew(3600).differs_from(ClockSkew(0), 20) && !ClockSkew(3600).differs_from(ClockSkew(3590), 20));
-    }
 }

@@ -15,8 +15,8 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 
 use self::answer::Answer;
-use self::assertion::ClockSkew;
-use super::own_request::{OwnRequests, date, is_json, retry_after};
+use super::clock_skew::{ClockSkew, ClockSkews};
+use super::own_request::{OwnRequests, is_json, retry_after};
 use super::own_server::OwnServers;
 use crate::model::secret::Secret;
 use crate::policy::mint::TokenLife;
@@ -30,14 +30,11 @@ use crate::stages::pin::OwnServer;
 const MAX_RESPONSE: usize = 64 * 1024;
 /// The maximum size of a body from GitHub, which describes each repository of the token at length.
 const MAX_GITHUB_RESPONSE: usize = 4 * 1024 * 1024;
-/// A clock that differs more than this is noticed, in seconds. Assertions are valid a little earlier than now.
-const MIN_SKEW: i64 = 20;
 
 /// The token endpoints of the configuration.
 pub(super) struct TokenEndpoints {
     requests: OwnRequests,
-    /// How much the clocks of endpoints differ from ours. There are as many as the configuration names.
-    skews: Mutex<HashMap<String, ClockSkew>>,
+    skews: ClockSkews,
     /// The refresh tokens, by workspace and name. There are as many as the configuration names.
     refresh_tokens: Mutex<HashMap<(String, String), Arc<RefreshToken>>>,
 }
@@ -62,7 +59,7 @@ impl TokenEndpoints {
     pub(super) fn new(own_servers: &OwnServers<'_>) -> Self {
         let (dialer, server) = (own_servers.dialer(), OwnServer::TokenEndpoint);
         let requests = OwnRequests { dialer, server, name: "endpoint" };
-        Self { requests, skews: Mutex::default(), refresh_tokens: Mutex::default() }
+        Self { requests, skews: ClockSkews::default(), refresh_tokens: Mutex::default() }
     }
 
     /// Fetches a token. A refresh token that replaces the one used is in the vault when this returns. Returns also the request for
@@ -95,7 +92,10 @@ impl TokenEndpoints {
             _ => token,
         };
         let assumed = TokenLife::Assumed(used.assumed_life);
-        let token = token.map(|(value, life)| IssuedToken { value, life: life.map_or(assumed, TokenLife::Stated) });
+        let token = token.map(|(value, life)| {
+            let life = life.map_or(assumed, TokenLife::Stated);
+            IssuedToken { value, aws_key: None, life }
+        });
         (token, next)
     }
 
@@ -140,17 +140,13 @@ impl TokenEndpoints {
     /// Sends a request, with the time by the endpoint's clock.
     async fn ask(&self, recipe: &Arc<TokenRequest>) -> Result<Asked, MintError> {
         let host = recipe.url.to_string();
-        let known = self.skews.lock().get(&host).copied().unwrap_or_default();
+        let known = self.skews.of(&host);
         let (signed, now) = (recipe.clone(), known.applied_to(SystemTime::now()));
         // Signing takes milliseconds.
         let request = spawn_blocking(move || request::build(&signed, now)).await;
         let request = request.map_err(|_| MintError::new("the request could not be built"))??;
         let response = self.requests.send(&recipe.url, request).await?;
-        let found = date(response.headers()).map(|date| ClockSkew::between(SystemTime::now(), date));
-        let new = found.filter(|found| found.differs_from(known, MIN_SKEW));
-        if let Some(new) = new {
-            self.skews.lock().insert(host, new);
-        }
+        let new = self.skews.note(&host, response.headers());
         Ok(Asked { response, skew: new.unwrap_or(known), has_new_skew: new.is_some() })
     }
 

@@ -8,34 +8,18 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 use hyper::body::Bytes;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use percent_encoding::percent_encode;
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::assertion;
+use crate::daemon::form::{Form, NOT_IN_FORM};
 use crate::policy::token_request::{Assertion, ClientAuth, TokenGrant, TokenRequest};
 use crate::stages::mint::MintError;
 
-/// All but the characters that a form and the parts of `Basic` may carry as they are (RFC 6749 appendix B).
-const NOT_IN_FORM: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 const CLIENT_JWT_BEARER: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 const TOKEN_EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
-
-/// A form, as it is sent.
-#[derive(Default)]
-struct Form(Zeroizing<Vec<u8>>);
-
-impl Form {
-    fn add(&mut self, name: &str, value: &[u8]) {
-        if !self.0.is_empty() {
-            self.0.push(b'&');
-        }
-        self.0.extend_from_slice(name.as_bytes());
-        self.0.push(b'=');
-        percent_encode(value, NOT_IN_FORM).for_each(|part| self.0.extend_from_slice(part.as_bytes()));
-    }
-}
 
 /// Builds the request for a token. `now` is the time by the endpoint's clock.
 ///

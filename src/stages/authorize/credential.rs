@@ -21,7 +21,7 @@ use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
-use crate::policy::aws::{AwsKey, AwsScope};
+use crate::policy::aws::{AwsScope, AwsSigning};
 use crate::policy::credential::{Credential, Placement};
 use crate::policy::hmac::HmacRecipe;
 use crate::policy::placeholder::PlaceholderSyntax;
@@ -236,7 +236,7 @@ pub(super) fn select(
         let uses_auth_type = !needs_placeholder && (is_named(&credential) || exclusive);
         let scope = match credential.aws() {
             None => None,
-            Some(key) => Some(aws_scope(key, &credential, target, parts, record)?),
+            Some(signing) => Some(aws_scope(signing, &credential, target, parts, record)?),
         };
         selected.push(SelectedCredential { credential, uses_auth_type, swaps, in_body, scope });
     }
@@ -334,7 +334,7 @@ fn check_places(
 
 /// Returns the region and the service that a request is signed for.
 fn aws_scope(
-    key: &AwsKey,
+    signing: &AwsSigning,
     credential: &Credential,
     target: &Target,
     parts: &Parts,
@@ -347,7 +347,7 @@ fn aws_scope(
         return Err(not_bound(record, credential, why));
     }
     let of_client = single(headers, &AUTHORIZATION)?.and_then(|value| AwsScope::of_authorization(value.as_bytes()));
-    key.scope(of_client, target.host()).ok_or_else(|| {
+    signing.scope(of_client, target.host()).ok_or_else(|| {
         not_bound(record, credential, "its region or its service is not known: the configuration can name both")
     })
 }

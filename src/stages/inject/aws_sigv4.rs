@@ -37,11 +37,11 @@ pub(super) fn sign_request(
     parts: &mut Parts,
     body: &RequestBody,
 ) -> Verdict<()> {
-    let (Some(key), Some(secret)) = (credential.aws(), credential.value()) else {
+    let (Some(key), Some(secret)) = (credential.aws_key(), credential.value()) else {
         return Err(Deny::CredentialUnknown.into());
     };
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| Deny::CredentialUnknown);
-    let token = key.session_token.as_ref().map(|token| text(token.expose())).transpose()?;
+    let token = key.session_token.as_ref().map(|token| text(token.secret().expose())).transpose()?;
     // The library wipes these copies, but not the one that it derives the signing key from.
     let identity: Identity = Credentials::new(&*key.access_key_id, text(secret.expose())?, token, None, "exeat").into();
     let announced = AnnouncedPayload::of(&parts.headers).ok_or(Deny::RequestMalformed)?;

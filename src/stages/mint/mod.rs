@@ -27,6 +27,7 @@ use crate::audit::sink::Sink;
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Stage, Verdict};
 use crate::model::secret::Secret;
+use crate::policy::aws::AwsKey;
 use crate::policy::credential::Credential;
 use crate::policy::mint::{Freshness, MAX_REPLACED, MintKey, MintRecipe, MintedValue, Placing, TokenLife};
 use crate::policy::store::PolicyStore;
@@ -64,6 +65,8 @@ pub struct Issued {
 pub struct IssuedToken {
     /// The token.
     pub value: Secret,
+    /// The rest of the key, if it is one of AWS.
+    pub aws_key: Option<AwsKey>,
     /// Its life.
     pub life: TokenLife,
 }
@@ -345,14 +348,14 @@ impl Mints {
     async fn checked(
         &self,
         key: &MintKey,
-        IssuedToken { value, life }: IssuedToken,
+        IssuedToken { value, aws_key, life }: IssuedToken,
         asked: Instant,
     ) -> Result<(Arc<MintedValue>, TokenLife), MintError> {
         let credential = self.policies.snapshot().minted(key).cloned();
         let credential = credential.ok_or_else(|| MintError::new("there is no such credential any more"))?;
         let spread = backoff::random_share();
         // Whether it can be guessed is estimated, which is slow.
-        let value = spawn_blocking(move || credential.checked(value, (asked, life), spread)).await;
+        let value = spawn_blocking(move || credential.checked((value, aws_key), (asked, life), spread)).await;
         let value = value.map_err(|_| MintError::new("the token could not be checked"))?;
         let value = value.map_err(|error| MintError::lasting(error.to_string()))?;
         if value.is_over() {

@@ -1,6 +1,7 @@
 """The client and the judge of signed requests: boto3 behind the proxy, moto as AWS, and botocore's own signer.
 
 aws.py setup PORT        creates a user at moto's port, and prints the id and the secret of its key as JSON
+aws.py role PORT ID SECRET   creates a role at moto's port that the key may assume, and prints its ARN as JSON
 aws.py store PORT ID SECRET VALUE   creates secrets and a parameter with values, and prints the ARN of one as JSON
 aws.py use ENDPOINT      uses several services behind the proxy, and prints what it found as JSON
 aws.py verify SECRET     reads requests as lines of JSON, and prints how many have the signature that botocore makes
@@ -40,6 +41,15 @@ def setup(port):
         raise SystemExit("moto does not verify signatures")
     except botocore.exceptions.ClientError as error:
         print(json.dumps({"id": key["AccessKeyId"], "secret": key["SecretAccessKey"], "wrong": error.response["Error"]["Code"]}))
+
+
+def role(port, key_id, secret):
+    key = {"aws_access_key_id": key_id, "aws_secret_access_key": secret}
+    iam = client("iam", f"http://127.0.0.1:{port}", **key)
+    trust = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": "*"}}]}
+    arn = iam.create_role(RoleName="agent", AssumeRolePolicyDocument=json.dumps(trust))["Role"]["Arn"]
+    iam.put_role_policy(RoleName="agent", PolicyName="all", PolicyDocument=json.dumps(POLICY))
+    print(json.dumps({"arn": arn}))
 
 
 def store(port, key_id, secret, value):
@@ -113,4 +123,4 @@ def verify(secret):
     print(right)
 
 
-{"setup": setup, "store": store, "use": use, "verify": verify}[sys.argv[1]](*sys.argv[2:])
+{"setup": setup, "role": role, "store": store, "use": use, "verify": verify}[sys.argv[1]](*sys.argv[2:])

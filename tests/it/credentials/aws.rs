@@ -66,7 +66,17 @@ const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').re
 
 /// Verifies the signature of a request as a service would, by the documentation of AWS and not with the library that made it.
 /// Returns the names of the signed fields.
-fn verify_signature(method: &str, seen: &Seen, (region, service): (&str, &str)) -> Vec<String> {
+fn verify_signature(method: &str, seen: &Seen, scope: (&str, &str)) -> Vec<String> {
+    verify_signature_of((ID, SECRET), method, seen, scope)
+}
+
+/// Verifies the signature of any key.
+pub fn verify_signature_of(
+    (id, secret): (&str, &str),
+    method: &str,
+    seen: &Seen,
+    (region, service): (&str, &str),
+) -> Vec<String> {
     let value = |name: &str| {
         let values: Vec<_> = seen.headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect();
         assert!(values.len() < 2, "{name}: {values:?}");
@@ -75,7 +85,7 @@ fn verify_signature(method: &str, seen: &Seen, (region, service): (&str, &str)) 
     let authorization = value("authorization").unwrap();
     let date = value("x-amz-date").unwrap();
     let scope = format!("{}/{region}/{service}/aws4_request", &date[..8]);
-    let rest = authorization.strip_prefix(&format!("AWS4-HMAC-SHA256 Credential={ID}/{scope}, SignedHeaders="));
+    let rest = authorization.strip_prefix(&format!("AWS4-HMAC-SHA256 Credential={id}/{scope}, SignedHeaders="));
     let (names, signature) = rest.unwrap_or_else(|| panic!("{authorization}")).split_once(", Signature=").unwrap();
     let names: Vec<String> = names.split(';').map(str::to_owned).collect();
     let is_s3 = service == "s3";
@@ -118,7 +128,7 @@ fn verify_signature(method: &str, seen: &Seen, (region, service): (&str, &str)) 
     let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{}", hex(&Sha256::digest(&request)));
     let key = [region, service, "aws4_request"]
         .iter()
-        .fold(hmac(format!("AWS4{SECRET}").as_bytes(), &date[..8]), |key, part| hmac(&key, part));
+        .fold(hmac(format!("AWS4{secret}").as_bytes(), &date[..8]), |key, part| hmac(&key, part));
     assert_eq!(signature, hex(&hmac(&key, &text)), "{request}\n{text}");
     names
 }
@@ -286,6 +296,27 @@ pub async fn run_script(arguments: &[&str], variables: &[(&str, &str)]) -> Value
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs boto3 and moto of PyPI"]
 async fn boto3_needs_no_key() {
+    let used = use_moto(false).await;
+    assert!(used.found["user"].as_str().unwrap().ends_with(":user/agent"), "{}", used.found);
+}
+
+/// The same with temporary credentials of a role, which moto verifies too.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs boto3 and moto of PyPI"]
+async fn boto3_has_the_permissions_of_a_role() {
+    let used = use_moto(true).await;
+    assert!(used.found["user"].as_str().unwrap().ends_with(":assumed-role/agent/of-exeat"), "{}", used.found);
+    let mints: Vec<_> = used.log.lines().filter(|line| line.contains("\"event\":\"mint\"")).collect();
+    assert!(mints.len() == 1 && !mints[0].contains("\"code\""), "{mints:?}");
+}
+
+/// What boto3 found, and the log.
+struct Used {
+    found: Value,
+    log: String,
+}
+
+async fn use_moto(with_role: bool) -> Used {
     let moto = Moto::start().await;
     let moto_port = moto.port;
     let key = run_script(&["setup", &moto_port.to_string()], &[]).await;
@@ -293,10 +324,20 @@ async fn boto3_needs_no_key() {
     builder.dns.set("aws.test", &["127.0.0.1"]);
     let port = tls_before(&builder, "aws.test", moto_port).await;
     fs::write(builder.dir.path().join("secret"), key["secret"].as_str().unwrap()).unwrap();
+    let mut role = String::new();
+    if with_role {
+        let (id, secret) = (key["id"].as_str().unwrap(), key["secret"].as_str().unwrap());
+        let made = run_script(&["role", &moto_port.to_string(), id, secret], &[]).await;
+        role = format!(
+            "assume_role = {{ role_arn = {}, session_name = \"of-exeat\", external_id = \"a+b/c\", region = \"eu-central-1\", \
+             endpoint = \"https://aws.test:{port}\" }}\n",
+            made["arn"]
+        );
+    }
     let text = format!(
         "[integrations.aws]\nallowed_domains = [\"aws.test\"]\nports = [{port}]\n\
          [credentials.AWS]\nauth_type = \"aws_sigv4\"\nvalue = \"file:secret\"\ndomains = [\"aws.test\"]\n\
-         access_key_id = {}\n[tasks.t]\nintegrations = [\"aws\"]\ncredentials = [\"AWS\"]\n",
+         access_key_id = {}\n{role}[tasks.t]\nintegrations = [\"aws\"]\ncredentials = [\"AWS\"]\n",
         key["id"]
     );
     let lab = builder.proxy(&text).await;
@@ -312,11 +353,12 @@ async fn boto3_needs_no_key() {
     let found = run_script(&["use", &format!("https://aws.test:{port}")], &variables).await;
     assert_eq!((found["keys"].as_array().unwrap().len(), &found["bodies"]), (6, &true.into()), "{found}");
     assert_eq!((&found["message"], &found["item"]), (&"ä message".into(), &"ä".into()), "{found}");
-    assert!(found["user"].as_str().unwrap().ends_with(":user/agent"), "{found}");
     let lines = lab.audit().await;
     let passed = lines.iter().filter(|line| line["event"] == "closed" && line["credential_used"] == "AWS").count();
     assert!(passed >= 20, "{passed}");
     assert!(!lines.iter().any(|line| line["event"] == "refused"), "{lines:#?}");
+    let log = fs::read_to_string(lab.audit_file()).unwrap();
+    Used { found, log }
 }
 
 /// Terminates TLS for a name before a port. Returns the port with TLS.

@@ -12,6 +12,7 @@ pub mod messages;
 pub mod minted;
 pub mod own_place;
 pub mod path;
+pub mod roles;
 pub mod secret_hygiene;
 pub mod secret_stores;
 pub mod tls_client;

@@ -108,11 +108,12 @@ fn header_fields_are_as_stored() {
 /// The keys of each table of the configuration, as listed by the error for an unknown key.
 #[test]
 fn configuration_keys_are_as_stored() {
-    const TABLES: [&str; 23] = [
+    const TABLES: [&str; 24] = [
         "",
         "admin",
         "audit",
         "credentials.x",
+        "credentials.x.assume_role",
         "dns",
         "integrations.x",
         "integrations.x.approval",
