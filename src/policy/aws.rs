@@ -5,8 +5,10 @@ use std::sync::Arc;
 use super::held_secret::HeldSecret;
 use crate::model::host::Host;
 
-/// The algorithm of signatures in `Authorization` (AWS Signature Version 4).
-pub const ALGORITHM: &str = "AWS4-HMAC-SHA256";
+/// The set of all regions.
+const ALL_REGIONS: &str = "*";
+/// The longest set of regions.
+const MAX_REGION_SET: usize = 256;
 /// The longest name of a region or a service.
 const MAX_NAME: usize = 64;
 
@@ -19,10 +21,21 @@ pub struct AwsKey {
     pub session_token: Option<Arc<HeldSecret>>,
 }
 
-/// How a credential with `auth_type = "aws_sigv4"` signs.
+/// The kinds of signatures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AwsAlgorithm {
+    /// AWS Signature Version 4, for one region.
+    V4,
+    /// AWS Signature Version 4A, for several regions.
+    V4a,
+}
+
+/// How a credential with `auth_type = "aws_sigv4"` or `"aws_sigv4a"` signs.
 #[derive(Clone)]
 pub struct AwsSigning {
-    /// The region, if the configuration names one.
+    /// The kind of signatures.
+    pub algorithm: AwsAlgorithm,
+    /// The region, if the configuration names one. With [`AwsAlgorithm::V4a`], regions with commas between them, or `*`.
     pub region: Option<String>,
     /// The service, if the configuration names one.
     pub service: Option<String>,
@@ -31,7 +44,9 @@ pub struct AwsSigning {
 /// The region and the service that a signature is for, by their names in signatures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AwsScope {
-    /// The region, such as `us-east-1`.
+    /// The kind of the signature.
+    pub algorithm: AwsAlgorithm,
+    /// The region, such as `us-east-1`, or regions as in [`AwsSigning::region`].
     pub region: String,
     /// The service, such as `s3`.
     pub service: String,
@@ -40,34 +55,65 @@ pub struct AwsScope {
 impl AwsSigning {
     /// Returns the scope of a signature: what the configuration names, then what the host says, then what the client has signed
     /// for. `None` if a part is not known. The client does not precede the host, which could use a signature for another
-    /// service.
+    /// service. For several regions, it is valid in all of them unless the configuration says otherwise.
     #[must_use]
     pub fn scope(&self, of_client: Option<AwsScope>, host: &Host) -> Option<AwsScope> {
+        let algorithm = self.algorithm;
         let known = AwsScope::of_host(host).or(of_client);
         let (region, service) = known.map_or((None, None), |scope| (Some(scope.region), Some(scope.service)));
-        Some(AwsScope { region: self.region.clone().or(region)?, service: self.service.clone().or(service)? })
+        let region = match algorithm {
+            AwsAlgorithm::V4 => region.filter(|region| region != ALL_REGIONS),
+            AwsAlgorithm::V4a => Some(ALL_REGIONS.to_owned()),
+        };
+        let (region, service) = (self.region.clone().or(region)?, self.service.clone().or(service)?);
+        Some(AwsScope { algorithm, region, service })
+    }
+}
+
+impl AwsAlgorithm {
+    const ALL: [Self; 2] = [Self::V4, Self::V4a];
+
+    /// Returns the name in `Authorization`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "AWS4-HMAC-SHA256",
+            Self::V4a => "AWS4-ECDSA-P256-SHA256",
+        }
+    }
+
+    /// Splits the name and a blank off the value of `Authorization`.
+    fn of(value: &[u8]) -> Option<(Self, &[u8])> {
+        Self::ALL
+            .into_iter()
+            .find_map(|one| Some((one, value.strip_prefix(one.name().as_bytes())?.strip_prefix(b" ")?)))
     }
 }
 
 impl AwsScope {
-    /// Reads the scope of `AWS4-HMAC-SHA256 Credential=ID/DATE/REGION/SERVICE/aws4_request, …`.
+    /// Reads the scope of `AWS4-HMAC-SHA256 Credential=ID/DATE/REGION/SERVICE/aws4_request, …`, or of
+    /// `AWS4-ECDSA-P256-SHA256 Credential=ID/DATE/SERVICE/aws4_request, …`, which names its regions in another field.
     #[must_use]
     pub fn of_authorization(value: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(value).ok()?;
-        let parameters = text.strip_prefix(ALGORITHM)?.strip_prefix(' ')?.split(',');
+        let (algorithm, parameters) = AwsAlgorithm::of(value)?;
+        let parameters = std::str::from_utf8(parameters).ok()?.split(',');
         let credential = parameters.map(str::trim).find_map(|parameter| parameter.strip_prefix("Credential="))?;
         let mut parts = credential.rsplit('/');
-        let (end, service, region, date) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let (end, service) = (parts.next()?, parts.next()?);
+        let region = match algorithm {
+            AwsAlgorithm::V4 => parts.next().filter(|region| is_name(region))?,
+            AwsAlgorithm::V4a => ALL_REGIONS,
+        };
+        let date = parts.next()?;
         let is_date = date.len() == 8 && date.bytes().all(|byte| byte.is_ascii_digit());
-        let is_valid = end == "aws4_request" && is_date && is_name(service) && is_name(region);
-        is_valid.then(|| Self { region: region.to_owned(), service: service.to_owned() })
+        let is_valid = end == "aws4_request" && is_date && is_name(service);
+        is_valid.then(|| Self { algorithm, region: region.to_owned(), service: service.to_owned() })
     }
 
     /// Returns whether a text before a placeholder, and the one after it, are those of the id of a key in such a value.
     #[must_use]
     pub fn surrounds_id(before: &[u8], after: &[u8]) -> bool {
-        let start = before.strip_prefix(ALGORITHM.as_bytes()).and_then(|rest| rest.strip_prefix(b" "));
-        start == Some(b"Credential=") && after.starts_with(b"/")
+        AwsAlgorithm::of(before).is_some_and(|(_, start)| start == b"Credential=") && after.starts_with(b"/")
     }
 
     /// Reads the scope from a host name of AWS: `SERVICE.REGION.amazonaws.com` with labels before it, `SERVICE.amazonaws.com` for
@@ -87,7 +133,7 @@ impl AwsScope {
         let service = service.strip_suffix("-fips").unwrap_or(service);
         let renamed = RENAMED.iter().find(|(endpoint, _)| *endpoint == service);
         let service = renamed.map_or(service, |(_, service)| service);
-        Some(Self { region: region.to_owned(), service: service.to_owned() })
+        Some(Self { algorithm: AwsAlgorithm::V4, region: region.to_owned(), service: service.to_owned() })
     }
 
     /// Returns whether a signature has its path encoded once, and the service takes bodies that are not signed: S3 and its
@@ -99,7 +145,7 @@ impl AwsScope {
 }
 
 /// Names of endpoints whose services have another name in signatures.
-const RENAMED: [(&str, &str); 8] = [
+const RENAMED: [(&str, &str); 9] = [
     ("bedrock-agent", "bedrock"),
     ("bedrock-agent-runtime", "bedrock"),
     ("bedrock-runtime", "bedrock"),
@@ -107,6 +153,7 @@ const RENAMED: [(&str, &str); 8] = [
     ("lambda-url", "lambda"),
     ("mobile", "AWSMobileHubService"),
     ("runtime", "lex"),
+    ("s3-global", "s3"),
     ("streams", "dynamodb"),
 ];
 
@@ -115,6 +162,13 @@ const RENAMED: [(&str, &str); 8] = [
 pub fn is_name(text: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(is_valid)
+}
+
+/// Returns true for a set of regions: `*`, or names with commas between them, which may end with `*`.
+#[must_use]
+pub fn is_region_set(text: &str) -> bool {
+    let is_pattern = |region: &str| region == ALL_REGIONS || is_name(region.strip_suffix('*').unwrap_or(region));
+    text.len() <= MAX_REGION_SET && text.split(',').all(is_pattern)
 }
 
 /// Returns true for the id of an access key.
@@ -141,7 +195,7 @@ mod tests {
     use super::*;
 
     fn scope(region: &str, service: &str) -> AwsScope {
-        AwsScope { region: region.to_owned(), service: service.to_owned() }
+        AwsScope { algorithm: AwsAlgorithm::V4, region: region.to_owned(), service: service.to_owned() }
     }
 
     #[test]
@@ -160,6 +214,7 @@ mod tests {
             ("abc123.execute-api.us-east-1.amazonaws.com", Some(("us-east-1", "execute-api"))),
             ("abc.lambda-url.us-east-1.on.aws", Some(("us-east-1", "lambda"))),
             ("search-x.us-east-1.es.amazonaws.com", Some(("us-east-1", "es"))),
+            ("mfzwi23gnjvgw.mrap.accesspoint.s3-global.amazonaws.com", Some(("us-east-1", "s3"))),
             ("amazonaws.com", None),
             ("s3.us-east-1.amazonaws.com.evil.test", None),
             ("api.example.com", None),
@@ -185,6 +240,7 @@ mod tests {
             ("AWS4-HMAC-SHA256 Credential=A/20261127/us east/s3/aws4_request".to_owned(), None),
             ("AWS4-HMAC-SHA256 Credential=A/20261127//s3/aws4_request".to_owned(), None),
             ("AWS4-ECDSA-P256-SHA256 Credential=A/20261127/us-east-1/s3/aws4_request".to_owned(), None),
+            ("AWS4-ECDSA-P256-SHA512 Credential=A/20261127/us-east-1/s3/aws4_request".to_owned(), None),
             ("Bearer x".to_owned(), None),
             (String::new(), None),
         ];
@@ -196,11 +252,15 @@ mod tests {
         assert!(!AwsScope::surrounds_id(b"AWS4-HMAC-SHA256 Credential=a", b"/2026"));
         assert!(!AwsScope::surrounds_id(b"AWS4-HMAC-SHA256 Credential=", b"a/2026"));
         assert!(!AwsScope::surrounds_id(b"Bearer ", b""));
+        let several = AwsScope::of_authorization(b"AWS4-ECDSA-P256-SHA256 Credential=A/20261127/s3/aws4_request, x=y");
+        assert_eq!(several, Some(AwsScope { algorithm: AwsAlgorithm::V4a, ..scope("*", "s3") }));
+        assert!(AwsScope::surrounds_id(b"AWS4-ECDSA-P256-SHA256 Credential=", b"/2026"));
     }
 
     #[test]
     fn the_configuration_precedes_the_host_and_the_host_the_client() {
         let key = |region: Option<&str>, service: Option<&str>| AwsSigning {
+            algorithm: AwsAlgorithm::V4,
             region: region.map(str::to_owned),
             service: service.map(str::to_owned),
         };
@@ -211,6 +271,15 @@ mod tests {
         assert_eq!(key(None, None).scope(client(), &aws), Some(scope("us-east-1", "s3")));
         assert_eq!(key(None, None).scope(client(), &other), Some(scope("eu-west-1", "s3")));
         assert_eq!(key(None, None).scope(None, &aws), Some(scope("us-east-1", "s3")));
+        let of_several = Some(AwsScope { algorithm: AwsAlgorithm::V4a, ..scope("*", "sqs") });
+        assert_eq!(key(None, None).scope(of_several.clone(), &other), None, "a region of the client's is missing");
+        let several = AwsSigning { algorithm: AwsAlgorithm::V4a, ..key(None, None) };
+        let scope_of =
+            |region: &str, service: &str| Some(AwsScope { algorithm: AwsAlgorithm::V4a, ..scope(region, service) });
+        assert_eq!(several.scope(client(), &aws), scope_of("*", "s3"), "the client does not choose the regions");
+        assert_eq!(several.scope(of_several, &other), scope_of("*", "sqs"));
+        let narrowed = AwsSigning { region: Some("us-*,eu-west-1".to_owned()), ..several };
+        assert_eq!(narrowed.scope(client(), &aws), scope_of("us-*,eu-west-1", "s3"));
         assert_eq!(key(None, Some("s3")).scope(None, &other), None);
         assert_eq!(key(Some("a"), Some("s3")).scope(None, &other), Some(scope("a", "s3")));
     }

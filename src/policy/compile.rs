@@ -925,6 +925,12 @@ pub(super) mod tests {
                 "credentials.A.access_key_id",
                 "env:AWS_ACCESS_KEY_ID",
             ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nregion = \"us-east-1,eu-west-1\"",
+                "credentials.A.region",
+                "us-east-1",
+            ),
+            ("[credentials.A]\nauth_type = \"aws_sigv4a\"\nregion = \"*x\"", "credentials.A.region", "us-east-1"),
             ("[credentials.A]\nauth_type = \"aws_sigv4\"\nregion = \"us east\"", "credentials.A.region", "us-east-1"),
             (
                 "[credentials.A]\nauth_type = \"aws_sigv4\"\nswap_in = [\"header:x\"]",

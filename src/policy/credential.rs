@@ -10,7 +10,7 @@ use http::header::{
 };
 use subtle::ConstantTimeEq;
 
-use super::aws::{AwsKey, AwsSigning};
+use super::aws::{AwsAlgorithm, AwsKey, AwsSigning};
 use super::client_identity::ClientIdentity;
 use super::hmac::HmacRecipe;
 use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting, TokenLife, UnusableToken};
@@ -87,9 +87,9 @@ pub enum Auth {
     Hmac(Arc<HmacRecipe>),
     /// A client certificate in the TLS handshake with the origin. The value is its private key, which is never sent.
     TlsClient,
-    /// `Authorization: AWS4-HMAC-SHA256 …`: a signature of the request (AWS Signature Version 4). The value is the secret
-    /// access key, which is never sent.
-    AwsSigV4,
+    /// `Authorization: AWS4-HMAC-SHA256 …` or `AWS4-ECDSA-P256-SHA256 …`: a signature of the request for AWS. The value is the
+    /// secret access key, which is never sent.
+    Aws(AwsAlgorithm),
 }
 
 /// A place in a request for a value.
@@ -132,7 +132,7 @@ impl Auth {
     #[must_use]
     pub fn place(&self) -> Option<Placement> {
         match self {
-            Self::Basic | Self::Bearer | Self::AwsSigV4 => Some(Placement::Field(AUTHORIZATION)),
+            Self::Basic | Self::Bearer | Self::Aws(_) => Some(Placement::Field(AUTHORIZATION)),
             Self::Header(name) => Some(Placement::Field(name.clone())),
             Self::Query(name) => Some(Placement::Parameter(name.clone())),
             Self::Path => Some(Placement::Path),
@@ -165,7 +165,7 @@ impl std::fmt::Display for Auth {
                 Some(place) => write!(f, "{place}: a signature"),
                 None => f.write_str("a signature"),
             },
-            Self::AwsSigV4 => f.write_str("Authorization: AWS4-HMAC-SHA256 …"),
+            Self::Aws(algorithm) => write!(f, "Authorization: {} …", algorithm.name()),
         }
     }
 }
@@ -454,13 +454,13 @@ impl Credential {
         }
     }
 
-    /// With [`Auth::AwsSigV4`], returns how requests are signed.
+    /// With [`Auth::Aws`], returns how requests are signed.
     #[must_use]
     pub fn aws(&self) -> Option<&AwsSigning> {
         self.aws.as_ref()
     }
 
-    /// With [`Auth::AwsSigV4`], returns the rest of the key whose secret is the value.
+    /// With [`Auth::Aws`], returns the rest of the key whose secret is the value.
     #[must_use]
     pub fn aws_key(&self) -> Option<&AwsKey> {
         self.aws_key.as_ref().or_else(|| self.minted_value()?.aws_key())
@@ -490,7 +490,7 @@ impl Credential {
     /// Returns true if the value is a key that signs requests and is never sent.
     #[must_use]
     pub fn is_signing_key(&self) -> bool {
-        matches!(self.auth, Auth::Hmac(_) | Auth::AwsSigV4)
+        matches!(self.auth, Auth::Hmac(_) | Auth::Aws(_))
     }
 
     /// Returns the token of temporary AWS credentials.
@@ -552,7 +552,7 @@ impl Credential {
             | Auth::Placeholder
             | Auth::Hmac(_)
             | Auth::TlsClient
-            | Auth::AwsSigV4 => false,
+            | Auth::Aws(_) => false,
         };
         is_basic.then(|| leak::password(value))
     }

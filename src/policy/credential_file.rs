@@ -8,7 +8,7 @@ use http::HeaderName;
 use toml::Value;
 
 use super::assumed_role::RawRole;
-use super::aws::{self, AwsKey, AwsSigning};
+use super::aws::{self, AwsAlgorithm, AwsKey, AwsSigning};
 use super::client_identity::{ClientIdentity, IdentityError};
 use super::credential::{Auth, Binding, Credential, Placement, is_cookie_name};
 use super::held_secret::HeldSecret;
@@ -115,7 +115,7 @@ impl Readable for AccessKeyId {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AuthType {
     Auto,
-    AwsSigV4,
+    Aws(AwsAlgorithm),
     Basic,
     Bearer,
     Cookie,
@@ -134,7 +134,7 @@ enum Inject {
     Named,
 }
 
-choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "hmac" => AuthType::Hmac, "tls_client" => AuthType::TlsClient, "aws_sigv4" => AuthType::AwsSigV4,
+choice!(AuthType, "auto" => AuthType::Auto, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic, "path" => AuthType::Path, "cookie" => AuthType::Cookie, "placeholder" => AuthType::Placeholder, "hmac" => AuthType::Hmac, "tls_client" => AuthType::TlsClient, "aws_sigv4" => AuthType::Aws(AwsAlgorithm::V4), "aws_sigv4a" => AuthType::Aws(AwsAlgorithm::V4a),
     "oauth2_client_credentials" => AuthType::Minted(MintType::ClientCredentials),
     "oauth2_refresh_token" => AuthType::Minted(MintType::RefreshToken),
     "oauth2_jwt_bearer" => AuthType::Minted(MintType::JwtBearer),
@@ -148,7 +148,8 @@ impl AuthType {
     fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
-            Self::AwsSigV4 => "aws_sigv4",
+            Self::Aws(AwsAlgorithm::V4) => "aws_sigv4",
+            Self::Aws(AwsAlgorithm::V4a) => "aws_sigv4a",
             Self::Basic => "basic",
             Self::Bearer => "bearer",
             Self::Cookie => "cookie",
@@ -273,7 +274,7 @@ impl RawCredential {
             findings.problem(
                 at("auth_type"),
                 "missing",
-                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"hmac\", \"tls_client\", \"aws_sigv4\" or one that is minted, such as \"oauth2_client_credentials\"",
+                "\"auto\", \"bearer\", \"header\", \"query_param\", \"basic\", \"path\", \"cookie\", \"placeholder\", \"hmac\", \"tls_client\", \"aws_sigv4\", \"aws_sigv4a\" or one that is minted, such as \"oauth2_client_credentials\"",
             );
         }
         if !takes_value && !no_value {
@@ -392,8 +393,7 @@ impl RawCredential {
     fn check_stored(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
         self.keeping.check(self.stored_value().is_some(), &self.path, findings);
-        let takes_store =
-            !matches!(self.auth_type, Some(AuthType::TlsClient | AuthType::AwsSigV4 | AuthType::Minted(_)));
+        let takes_store = !matches!(self.auth_type, Some(AuthType::TlsClient | AuthType::Aws(_) | AuthType::Minted(_)));
         if self.stored_value().is_some() && !takes_store {
             let problem = "the value of this auth_type is read when the configuration is, which a secret store is not";
             findings.problem(at("value"), problem, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
@@ -504,7 +504,7 @@ impl RawCredential {
         if self.auth_type.is_none() {
             return;
         }
-        if self.auth_type != Some(AuthType::AwsSigV4) {
+        let Some(AuthType::Aws(algorithm)) = self.auth_type else {
             let given = [
                 ("access_key_id", access_key_id.is_some()),
                 ("session_token", session_token.is_some()),
@@ -516,20 +516,25 @@ impl RawCredential {
                 findings.problem(at(key), "requires auth_type = \"aws_sigv4\"", format!("no {key}"));
             }
             return;
-        }
+        };
         if access_key_id.is_none() && !findings.has(&at("access_key_id")) {
             findings.problem(at("access_key_id"), "missing", "the id of the key, such as \"AKIAIOSFODNN7EXAMPLE\"");
         }
         for (key, name) in [("region", region), ("service", service)] {
-            if name.as_ref().is_some_and(|name| !aws::is_name(name)) {
+            let is_set = key == "region" && algorithm == AwsAlgorithm::V4a;
+            if name.as_ref().is_some_and(|name| if is_set { !aws::is_region_set(name) } else { !aws::is_name(name) }) {
                 findings.problem(at(key), format!("not the name of a {key}"), "such as \"us-east-1\" or \"s3\"");
             }
         }
         if !self.swap_in.is_empty() {
-            findings.problem(at("swap_in"), "the key of aws_sigv4 signs requests and is never sent", "no swap_in");
+            findings.problem(
+                at("swap_in"),
+                "the key of such a credential signs requests and is never sent",
+                "no swap_in",
+            );
         }
         if let Some(role) = role {
-            role.check(region.as_deref(), findings);
+            role.check(one_region(region.as_deref()), findings);
         }
     }
 
@@ -588,7 +593,7 @@ impl RawCredential {
     ) -> Option<Credential> {
         let auth = match self.auth_type? {
             AuthType::Auto => Auth::Auto,
-            AuthType::AwsSigV4 => Auth::AwsSigV4,
+            AuthType::Aws(algorithm) => Auth::Aws(algorithm),
             AuthType::Basic => Auth::Basic,
             AuthType::Bearer => Auth::Bearer,
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
@@ -646,16 +651,19 @@ impl RawCredential {
             }
             (None, None) => None,
         };
-        let is_aws = auth == Auth::AwsSigV4;
         let RawAws { region, service, role, .. } = &self.aws;
-        let aws = is_aws.then(|| AwsSigning { region: region.clone(), service: service.clone() });
-        let mut aws_key = is_aws.then(|| self.aws_key(workspace, settings, context, findings)).flatten();
-        if is_aws && aws_key.is_none() {
+        let aws = match auth {
+            Auth::Aws(algorithm) => Some(AwsSigning { algorithm, region: region.clone(), service: service.clone() }),
+            _ => None,
+        };
+        let mut aws_key = aws.as_ref().and_then(|_| self.aws_key(workspace, settings, context, findings));
+        if aws.is_some() && aws_key.is_none() {
             value = None;
         }
         if let Some(role) = role {
             let (key, secret) = (aws_key.take(), value.take());
-            let request = key.zip(secret).and_then(|(key, secret)| role.request(key, secret, region.as_deref()));
+            let request =
+                key.zip(secret).and_then(|(key, secret)| role.request(key, secret, one_region(region.as_deref())));
             let method = request.map(|request| MintMethod::Role(Arc::new(request)));
             recipe = method.map(|method| MintRecipe { method, mint_timeout: self.mint.timeout() });
         }
@@ -971,6 +979,11 @@ fn placement(place: &str) -> Option<Placement> {
 fn is_pointer(pointer: &str) -> bool {
     let is_escaped = |token: &str| token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
     pointer.len() <= MAX_POINTER && pointer.starts_with('/') && pointer.split('/').all(is_escaped)
+}
+
+/// Returns the region, if it is not a set of regions.
+fn one_region(region: Option<&str>) -> Option<&str> {
+    region.filter(|region| aws::is_name(region))
 }
 
 fn is_parameter(name: &str) -> bool {

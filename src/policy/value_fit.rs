@@ -33,7 +33,7 @@ pub(super) fn unfit(value: &Secret, auth: &Auth, swap_in: &[Placement]) -> Optio
     if *auth == Auth::Basic && !bytes.contains(&b':') {
         return unfit("the value is not of the form user:password", "a value with a colon, or another auth_type");
     }
-    if *auth == Auth::AwsSigV4 && (has_blank_edge(value) || !bytes.is_ascii()) {
+    if matches!(auth, Auth::Aws(_)) && (has_blank_edge(value) || !bytes.is_ascii()) {
         return unfit("the value is not a secret access key", "the key alone, without blanks around it");
     }
     if let Auth::Hmac(recipe) = auth

@@ -194,6 +194,7 @@ impl DigestWriter {
         self.part(chosen.credential.name().as_str());
         self.length(usize::from(chosen.uses_auth_type()));
         // The client may have chosen them.
+        self.optional(chosen.scope.as_ref().map(|scope| scope.algorithm.name()));
         self.optional(chosen.scope.as_ref().map(|scope| &*scope.region));
         self.optional(chosen.scope.as_ref().map(|scope| &*scope.service));
         self.length(chosen.swaps.len());

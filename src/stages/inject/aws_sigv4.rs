@@ -1,4 +1,4 @@
-//! Signs the upstream request for AWS (Signature Version 4), after everything else in it has been decided.
+//! Signs the upstream request for AWS (Signature Version 4 and 4A), after everything else in it has been decided.
 //!
 //! A signature of the client's own, made with a placeholder as its key, is replaced. The fields that are signed are `Host`,
 //! `Content-Type` and those that begin with `x-amz-`, since others may change on the way to the origin.
@@ -7,10 +7,10 @@ use std::time::SystemTime;
 
 use aws_credential_types::Credentials;
 use aws_sigv4::http_request::{
-    PayloadChecksumKind, PercentEncodingMode, SignableBody, SignableRequest, SigningSettings, UriPathNormalizationMode,
-    sign,
+    PayloadChecksumKind, PercentEncodingMode, SignableBody, SignableRequest, SigningParams, SigningSettings,
+    UriPathNormalizationMode, sign,
 };
-use aws_sigv4::sign::v4;
+use aws_sigv4::sign::{v4, v4a};
 use aws_smithy_runtime_api::client::identity::Identity;
 use http::Uri;
 use http::header::HeaderName;
@@ -20,7 +20,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 
 use super::set_sensitive;
 use crate::model::refusal::{Deny, Verdict};
-use crate::policy::aws::AwsScope;
+use crate::policy::aws::{AwsAlgorithm, AwsScope};
 use crate::policy::credential::Credential;
 use crate::stages::message::aws_fields::{self, AnnouncedPayload, PayloadHash};
 use crate::stages::message::request_body::RequestBody;
@@ -58,15 +58,7 @@ pub(super) fn sign_request(
         settings.percent_encoding_mode = PercentEncodingMode::Single;
         settings.uri_path_normalization_mode = UriPathNormalizationMode::Disabled;
     }
-    let params = v4::SigningParams::builder()
-        .identity(&identity)
-        .region(&scope.region)
-        .name(&scope.service)
-        .time(SystemTime::now())
-        .settings(settings)
-        .build()
-        .map_err(|_| Deny::CredentialUnknown)?
-        .into();
+    let params = params(&identity, scope, settings)?;
     // Its authority is `Host`.
     let uri = if scope.is_s3() { with_canonical_path(&parts.uri) } else { parts.uri.to_string() };
     let request = SignableRequest::new(parts.method.as_str(), &uri, signed.iter().map(|(a, b)| (&**a, &**b)), payload);
@@ -77,6 +69,20 @@ pub(super) fn sign_request(
         set_sensitive(&mut parts.headers, &name, value.as_bytes())?;
     }
     Ok(())
+}
+
+fn params<'p>(identity: &'p Identity, scope: &'p AwsScope, settings: SigningSettings) -> Verdict<SigningParams<'p>> {
+    let (region, service, now) = (&scope.region, &scope.service, SystemTime::now());
+    match scope.algorithm {
+        AwsAlgorithm::V4 => {
+            let params = v4::SigningParams::builder().identity(identity).region(region).name(service);
+            params.time(now).settings(settings).build().map(Into::into).map_err(|_| Deny::CredentialUnknown.into())
+        }
+        AwsAlgorithm::V4a => {
+            let params = v4a::SigningParams::builder().identity(identity).region_set(region).name(service);
+            params.time(now).settings(settings).build().map(Into::into).map_err(|_| Deny::CredentialUnknown.into())
+        }
+    }
 }
 
 /// Returns a URI with its path as S3 puts it into the signature: decoded and encoded again, so that only unreserved characters and

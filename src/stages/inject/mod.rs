@@ -248,7 +248,7 @@ fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery
             // Selected only by its placeholders.
             Auth::Auto | Auth::Path | Auth::Placeholder => return Err(Deny::CredentialNotBound.into()),
             // The signature is of the whole head, so it is made when that is complete.
-            Auth::AwsSigV4 | Auth::Hmac(_) => {}
+            Auth::Aws(_) | Auth::Hmac(_) => {}
             // The certificate is in the handshake.
             Auth::TlsClient => {}
         }

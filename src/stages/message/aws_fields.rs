@@ -13,9 +13,10 @@ pub(crate) const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-con
 pub(crate) const DATE: HeaderName = HeaderName::from_static("x-amz-date");
 /// The fields of a client's own signature, which differ in each attempt. They are removed when a request is signed, with those in which
 /// SDKs count attempts.
-pub(crate) const REPLACED: [HeaderName; 5] = [
+pub(crate) const REPLACED: [HeaderName; 6] = [
     AUTHORIZATION,
     DATE,
+    HeaderName::from_static("x-amz-region-set"),
     HeaderName::from_static("x-amz-security-token"),
     HeaderName::from_static("amz-sdk-invocation-id"),
     HeaderName::from_static("amz-sdk-request"),

@@ -6,6 +6,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::agreement;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -34,13 +36,17 @@ const CLIENT: &str = "AWS4-HMAC-SHA256 Credential=${secrets.AWS}/20261127/eu-wes
      SignedHeaders=host;x-amz-date, Signature=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 async fn lab(credential: &str, more: &str) -> (Lab, Origin) {
+    lab_of("aws_sigv4", credential, more).await
+}
+
+async fn lab_of(auth_type: &str, credential: &str, more: &str) -> (Lab, Origin) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     fs::write(builder.dir.path().join("secret"), SECRET).unwrap();
     fs::write(builder.dir.path().join("session"), SESSION).unwrap();
     let text = format!(
         "[integrations.api]\nallowed_domains = [\"api.test\", \"other.test\"]\nports = [{port}]\n{more}\n\
-         [credentials.AWS]\nauth_type = \"aws_sigv4\"\nvalue = \"file:secret\"\ndomains = [\"api.test\"]\n\
+         [credentials.AWS]\nauth_type = \"{auth_type}\"\nvalue = \"file:secret\"\ndomains = [\"api.test\"]\n\
          access_key_id = \"{ID}\"\n{credential}\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"AWS\"]\n",
         port = origin.port()
@@ -77,60 +83,95 @@ pub fn verify_signature_of(
     seen: &Seen,
     (region, service): (&str, &str),
 ) -> Vec<String> {
-    let value = |name: &str| {
-        let values: Vec<_> = seen.headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect();
-        assert!(values.len() < 2, "{name}: {values:?}");
-        values.first().map(|value| (*value).to_owned())
-    };
-    let authorization = value("authorization").unwrap();
-    let date = value("x-amz-date").unwrap();
+    let date = seen.header("x-amz-date").unwrap();
     let scope = format!("{}/{region}/{service}/aws4_request", &date[..8]);
-    let rest = authorization.strip_prefix(&format!("AWS4-HMAC-SHA256 Credential={id}/{scope}, SignedHeaders="));
-    let (names, signature) = rest.unwrap_or_else(|| panic!("{authorization}")).split_once(", Signature=").unwrap();
-    let names: Vec<String> = names.split(';').map(str::to_owned).collect();
-    let is_s3 = service == "s3";
-    let path = seen.uri.path();
-    // S3 decodes a path before it encodes it; others encode it as it is sent.
-    let bytes = if is_s3 { percent_decode_str(path).collect() } else { path.as_bytes().to_vec() };
-    let path: String = bytes
-        .iter()
-        .map(|byte| match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(*byte).to_string(),
-            byte => format!("%{byte:02X}"),
-        })
-        .collect();
-    let pairs: Vec<(&str, &str)> = seen.uri.query().map_or_else(Vec::new, |query| {
-        query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect()
-    });
-    // In a query, everything else is encoded.
-    let encoded = |text: &str| {
-        let decoded: Vec<u8> = percent_decode_str(text).collect();
-        percent_encode(&decoded, NOT_UNRESERVED).to_string()
-    };
-    let mut pairs: Vec<(String, String)> =
-        pairs.into_iter().map(|(name, value)| (encoded(name), encoded(value))).collect();
-    pairs.sort_unstable();
-    let query: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let authority = seen.uri.authority().map(ToString::to_string);
-    let fields: String = names
-        .iter()
-        .map(|name| {
-            let own = if name == "host" { value("host").or(authority.clone()) } else { value(name) };
-            let own = own.unwrap_or_else(|| panic!("{name} is signed and not sent"));
-            format!("{name}:{}\n", own.split_ascii_whitespace().collect::<Vec<_>>().join(" "))
-        })
-        .collect();
-    let payload = value("x-amz-content-sha256").unwrap_or_else(|| hex(&Sha256::digest(&seen.body)));
-    if payload.len() == 64 {
-        assert_eq!(payload, hex(&Sha256::digest(&seen.body)), "the body is the one that was signed");
-    }
-    let request = format!("{method}\n{path}\n{}\n{fields}\n{}\n{payload}", query.join("&"), names.join(";"));
-    let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{}", hex(&Sha256::digest(&request)));
+    let signed = Signed::of((id, "AWS4-HMAC-SHA256", &scope), method, seen, service);
     let key = [region, service, "aws4_request"]
         .iter()
         .fold(hmac(format!("AWS4{secret}").as_bytes(), &date[..8]), |key, part| hmac(&key, part));
-    assert_eq!(signature, hex(&hmac(&key, &text)), "{request}\n{text}");
-    names
+    assert_eq!(signed.signature, hex(&hmac(&key, &signed.text)), "{}", signed.text);
+    signed.names
+}
+
+/// Verifies a signature for several regions (SigV4A) with a public key that is derived as the documentation of AWS says.
+fn verify_signature_of_regions(method: &str, seen: &Seen, (regions, service): (&str, &str)) {
+    let scope = format!("{}/{service}/aws4_request", &seen.header("x-amz-date").unwrap()[..8]);
+    let signed = Signed::of((ID, "AWS4-ECDSA-P256-SHA256", &scope), method, seen, service);
+    assert!(signed.names.contains(&"x-amz-region-set".to_owned()), "{:?}", signed.names);
+    assert_eq!(seen.header("x-amz-region-set"), Some(regions));
+    let context = format!("\0\0\0\u{1}AWS4-ECDSA-P256-SHA256\0{ID}\u{1}\0\0\u{1}\0");
+    let mut key = hmac(format!("AWS4A{SECRET}").as_bytes(), &context);
+    // The key is the number that follows. This one does not overflow its last byte.
+    let last = key.last_mut().unwrap();
+    *last = last.checked_add(1).unwrap();
+    let key = agreement::PrivateKey::from_private_key(&agreement::ECDH_P256, &key).unwrap();
+    let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.compute_public_key().unwrap());
+    let digits: Vec<_> = signed.signature.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap()).collect();
+    let signature: Vec<u8> = digits.into_iter().map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
+    public.verify(signed.text.as_bytes(), &signature).expect("the signature is the key's");
+}
+
+/// The text that a request's signature must be of, the names of its fields, and the signature.
+struct Signed {
+    text: String,
+    names: Vec<String>,
+    signature: String,
+}
+
+impl Signed {
+    fn of((id, algorithm, scope): (&str, &str, &str), method: &str, seen: &Seen, service: &str) -> Self {
+        let value = |name: &str| {
+            let values: Vec<_> = seen.headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect();
+            assert!(values.len() < 2, "{name}: {values:?}");
+            values.first().map(|value| (*value).to_owned())
+        };
+        let authorization = value("authorization").unwrap();
+        let date = value("x-amz-date").unwrap();
+        let rest = authorization.strip_prefix(&format!("{algorithm} Credential={id}/{scope}, SignedHeaders="));
+        let (names, signature) = rest.unwrap_or_else(|| panic!("{authorization}")).split_once(", Signature=").unwrap();
+        let names: Vec<String> = names.split(';').map(str::to_owned).collect();
+        let is_s3 = service == "s3";
+        let path = seen.uri.path();
+        // S3 decodes a path before it encodes it; others encode it as it is sent.
+        let bytes = if is_s3 { percent_decode_str(path).collect() } else { path.as_bytes().to_vec() };
+        let path: String = bytes
+            .iter()
+            .map(|byte| match byte {
+                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                    char::from(*byte).to_string()
+                }
+                byte => format!("%{byte:02X}"),
+            })
+            .collect();
+        let pairs: Vec<(&str, &str)> = seen.uri.query().map_or_else(Vec::new, |query| {
+            query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect()
+        });
+        // In a query, everything else is encoded.
+        let encoded = |text: &str| {
+            let decoded: Vec<u8> = percent_decode_str(text).collect();
+            percent_encode(&decoded, NOT_UNRESERVED).to_string()
+        };
+        let mut pairs: Vec<(String, String)> =
+            pairs.into_iter().map(|(name, value)| (encoded(name), encoded(value))).collect();
+        pairs.sort_unstable();
+        let query: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let authority = seen.uri.authority().map(ToString::to_string);
+        let fields: String = names
+            .iter()
+            .map(|name| {
+                let own = if name == "host" { value("host").or(authority.clone()) } else { value(name) };
+                let own = own.unwrap_or_else(|| panic!("{name} is signed and not sent"));
+                format!("{name}:{}\n", own.split_ascii_whitespace().collect::<Vec<_>>().join(" "))
+            })
+            .collect();
+        let payload = value("x-amz-content-sha256").unwrap_or_else(|| hex(&Sha256::digest(&seen.body)));
+        if payload.len() == 64 {
+            assert_eq!(payload, hex(&Sha256::digest(&seen.body)), "the body is the one that was signed");
+        }
+        let request = format!("{method}\n{path}\n{}\n{fields}\n{}\n{payload}", query.join("&"), names.join(";"));
+        let text = format!("{algorithm}\n{date}\n{scope}\n{}", hex(&Sha256::digest(&request)));
+        Self { text, names, signature: signature.to_owned() }
+    }
 }
 
 #[tokio::test]
@@ -469,6 +510,42 @@ async fn temporary_credentials_have_their_token() {
         let reply = lab.by(Way::TunnelH1, "POST", &format!("{url}/"), &fields, value).await;
         reply.assert_refused(403, "leak_detected");
     }
+}
+
+/// Signatures for several regions (SigV4A), as multi-region access points of S3 require them.
+#[tokio::test]
+async fn requests_are_signed_for_several_regions() {
+    const CLIENT: &str = "AWS4-ECDSA-P256-SHA256 Credential=${secrets.AWS}/20261127/sqs/aws4_request, \
+         SignedHeaders=host;x-amz-date;x-amz-region-set, Signature=3045022100aa";
+    type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], (&'a str, &'a str));
+    let rows: [Row<'_>; 4] = [
+        ("service = \"s3\"", &[("exeat-credential", "AWS")], ("*", "s3")),
+        ("", &[("authorization", CLIENT), ("x-amz-region-set", "cn-north-1")], ("*", "sqs")),
+        ("region = \"us-*,eu-west-1\"\nservice = \"s3\"\ninject = \"always\"", &[], ("us-*,eu-west-1", "s3")),
+        (
+            "region = \"eu-west-1\"\nsession_token = \"file:session\"",
+            &[("authorization", super::aws::CLIENT)],
+            ("eu-west-1", "sqs"),
+        ),
+    ];
+    for (credential, fields, scope) in rows {
+        let (lab, origin) = lab_of("aws_sigv4a", credential, "").await;
+        let base = format!("https://api.test:{}", origin.port());
+        for way in Way::ALL {
+            for (method, path, body) in [("GET", "/", ""), ("POST", "/a%20b/%C3%A4/c?b=2&a=%2F&empty", "{\"x\": 1}")] {
+                let reply = lab.by(way, method, &format!("{base}{path}"), fields, body).await;
+                assert_eq!(reply.status, 200, "{reply:?}");
+                verify_signature_of_regions(method, &origin.last(), scope);
+            }
+        }
+        let text = fs::read_to_string(lab.audit_file()).unwrap();
+        assert!(!text.contains(SECRET) && !text.contains(SESSION) && !text.contains("Signature"), "{text}");
+    }
+    // A client's signature for several regions has no region for one that is for one.
+    let (lab, origin) = lab("", "").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let reply = lab.by(Way::TunnelH1, "GET", &url, &[("authorization", CLIENT)], "").await;
+    reply.assert_refused(403, "credential_not_bound");
 }
 
 #[tokio::test]
