@@ -65,8 +65,9 @@ pub(super) fn run(config: Option<&Path>, json: bool, scope: Scope) -> Exit {
 }
 
 fn unreachable_servers(settings: &Settings, policy: Policy) -> Found {
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(precheck::find_unreachable(settings, policy)),
+    let started = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match started.and_then(|runtime| Ok((runtime, super::command_runner(&policy, &|name| std::env::var_os(name))?))) {
+        Ok((runtime, commands)) => runtime.block_on(precheck::find_unreachable(settings, policy, commands)),
         Err(error) => Found { problems: vec![Problem::new("", error.to_string(), "")], warnings: Vec::new() },
     }
 }

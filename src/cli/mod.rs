@@ -46,12 +46,16 @@ mod summary;
 mod systemd;
 mod tail;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::daemon::command_runner::{self, CommandRunner};
 use crate::manual::{self, ManualError};
+use crate::policy::rule::Policy;
 use crate::terminal::{self, print, say};
 
 /// A forward HTTP egress proxy between AI-agent sandboxes and the internet
@@ -81,6 +85,9 @@ enum Command {
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
     Inside(isolate::InsideArgs),
+    /// The process that runs the commands of credentials with `exec:`
+    #[command(hide = true, name = command_runner::SUBCOMMAND)]
+    RunCommands,
     /// Write a starting configuration, and create its CA and the first token
     ///
     /// The file is that of --config, or exeat.toml. Existing files are not changed.
@@ -251,6 +258,22 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     builder.event_interval(8).enable_all().build()
 }
 
+/// Starts the process that runs the commands of a configuration, if there are some.
+fn command_runner(
+    policy: &Policy,
+    variable: &dyn Fn(&str) -> Option<OsString>,
+) -> std::io::Result<Option<Arc<CommandRunner>>> {
+    let commands = policy.commands();
+    if commands.is_empty() {
+        return Ok(None);
+    }
+    let failed = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("the process that runs commands cannot be started: {error}"))
+    };
+    let program = std::env::current_exe().map_err(failed)?;
+    CommandRunner::start(&program, commands, variable).map(|runner| runner.map(Arc::new)).map_err(failed)
+}
+
 /// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -267,6 +290,10 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(config, args),
         #[cfg(target_os = "linux")]
         Command::Inside(args) => isolate::run(&args),
+        Command::RunCommands => match command_runner::process::run() {
+            Ok(()) => Exit::Done.into(),
+            Err(_) => Exit::Failed.into(),
+        },
         Command::Demo => demo::run().into(),
         Command::Init(args) => init::run(config, &args).into(),
         Command::Check { json, online, offline } => {

@@ -22,8 +22,8 @@ use super::summary::{Flags, summary};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
 use crate::audit::sink;
-use crate::daemon::Daemon;
 use crate::daemon::vault;
+use crate::daemon::{Daemon, StartParts};
 use crate::files;
 use crate::flow::peer_user;
 use crate::model::host::Host;
@@ -212,7 +212,10 @@ async fn run_command(
     let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
     let keys = HiddenKeys::new(config.policy.task(&TaskName::new(TASK)).map(Arc::as_ref), placeholders);
     let ca = config.settings.interception.ca_cert.clone();
-    let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
+    let commands = super::command_runner(&config.policy, &|name| environment.text(name).map(Into::into))
+        .map_err(|error| failed(&error))?;
+    let parts = StartParts { commands, ..StartParts::default() };
+    let daemon = Daemon::start_on(parts, config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
     let ours = || daemon.proxy_addresses().first().map(ToString::to_string);
     let address = own_loopback.or_else(ours).ok_or_else(|| failed(&"the proxy has no address"))?;

@@ -8,10 +8,11 @@ use futures_util::future::OptionFuture;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Level;
 
+use super::systemd::Passed;
 use super::{Exit, harden, limits, paths, systemd, terminal};
 use crate::daemon::reload::Reloaded;
 use crate::daemon::takeover::Takeover;
-use crate::daemon::{Daemon, StartSockets, precheck};
+use crate::daemon::{Daemon, StartParts, precheck};
 use crate::policy::compile::Problem;
 use crate::policy::settings::Settings;
 
@@ -50,12 +51,21 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         tracing::warn!("{warning}");
     }
     limits::raise_descriptor_limit();
+    let passed = match systemd::take_sockets() {
+        Ok(passed) => passed,
+        Err(error) => return failed(&error),
+    };
+    // It may start programs, which this process may not once it is confined.
+    let commands = match super::command_runner(&loaded.policy, &|name| std::env::var_os(name)) {
+        Ok(commands) => commands,
+        Err(error) => return failed(&error),
+    };
     if args.no_confine {
         tracing::warn!("the process is not confined, because of --no-confine");
     } else {
         harden::confine(&loaded.settings, config);
     }
-    let takeover = match args.takeover.then(|| request_takeover(&loaded.settings)).transpose() {
+    let takeover = match args.takeover.then(|| request_takeover(&loaded.settings, &passed)).transpose() {
         Ok(takeover) => takeover.flatten(),
         Err(why) => return failed(&why),
     };
@@ -67,7 +77,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         if let Err(error) = fail_writes_over_file_size_limit() {
             return failed(&error);
         }
-        let inherited = match systemd::inherited() {
+        let inherited = match passed.into_listeners() {
             Ok(inherited) => inherited,
             Err(error) => return failed(&error),
         };
@@ -76,8 +86,8 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Ok(hangup) => hangup,
             Err(error) => return failed(&error),
         };
-        let sockets = StartSockets { inherited, takeover, is_offered: true };
-        match Daemon::start_on(sockets, loaded.settings, loaded.policy, file).await {
+        let parts = StartParts { inherited, takeover, is_offered: true, commands };
+        match Daemon::start_on(parts, loaded.settings, loaded.policy, file).await {
             Ok(daemon) => run_until_stopped(daemon, hangup).await,
             Err(error) => failed(&error),
         }
@@ -88,8 +98,8 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
 }
 
 /// Asks the running daemon for its sockets. A start that would fail for another reason must not end that daemon.
-fn request_takeover(settings: &Settings) -> Result<Option<Takeover>, String> {
-    if std::env::var_os("LISTEN_FDS").is_some() {
+fn request_takeover(settings: &Settings, passed: &Passed) -> Result<Option<Takeover>, String> {
+    if !passed.is_empty() {
         return Err(
             "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself".into()
         );

@@ -3,6 +3,9 @@
 
 use std::io;
 
+use std::net::TcpListener as StdTcpListener;
+use std::os::unix::net::UnixListener as StdUnixListener;
+
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
@@ -12,36 +15,70 @@ use crate::flow::listener::{Inherited, Listener};
 /// The name of the admin socket. All other inherited sockets are proxy listeners.
 const ADMIN_SOCKET: &str = "admin";
 
-/// Returns the sockets that the service manager has opened for the daemon.
+/// The sockets that the service manager has opened for the daemon, with their names. Programs that the daemon starts do not
+/// get them.
+pub(super) struct Passed(Vec<(String, PassedSocket)>);
+
+enum PassedSocket {
+    Tcp(StdTcpListener),
+    Unix(StdUnixListener),
+}
+
+/// Takes the sockets that the service manager has opened for the daemon.
 ///
 /// # Errors
 /// One of them is not a listening stream socket.
-pub(super) fn inherited() -> io::Result<Inherited> {
+pub(super) fn take_sockets() -> io::Result<Passed> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     let mut sockets = ListenFd::from_env();
-    let mut inherited = Inherited::default();
+    let mut passed = Vec::new();
     for at in 0..sockets.len() {
         let name = names.next().unwrap_or_default();
-        let listener = take_listener(&mut sockets, at)
+        let socket = take_socket(&mut sockets, at)
             .map_err(|error| io::Error::new(error.kind(), format!("the inherited socket {at} ({name:?}): {error}")))?;
-        if name != ADMIN_SOCKET {
-            inherited.proxy.push(listener);
-        } else if inherited.admin.replace(listener).is_some() {
-            return Err(io::Error::other("two inherited sockets are named \"admin\""));
-        }
+        passed.push((name.to_owned(), socket));
     }
-    Ok(inherited)
+    Ok(Passed(passed))
 }
 
-fn take_listener(sockets: &mut ListenFd, at: usize) -> io::Result<Listener> {
+fn take_socket(sockets: &mut ListenFd, at: usize) -> io::Result<PassedSocket> {
     if let Ok(Some(socket)) = sockets.take_tcp_listener(at) {
         socket.set_nonblocking(true)?;
-        return Listener::tcp(TcpListener::from_std(socket)?);
+        return Ok(PassedSocket::Tcp(socket));
     }
     let socket = sockets.take_unix_listener(at)?.ok_or(io::ErrorKind::NotFound)?;
     socket.set_nonblocking(true)?;
-    Listener::unix(UnixListener::from_std(socket)?)
+    Ok(PassedSocket::Unix(socket))
+}
+
+impl Passed {
+    /// Returns whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the listeners of the daemon's runtime.
+    ///
+    /// # Errors
+    /// One of them cannot be used, or two are for the admin listener.
+    pub(super) fn into_listeners(self) -> io::Result<Inherited> {
+        let mut inherited = Inherited::default();
+        for (name, socket) in self.0 {
+            let listener = match socket {
+                PassedSocket::Tcp(socket) => Listener::tcp(TcpListener::from_std(socket)?),
+                PassedSocket::Unix(socket) => Listener::unix(UnixListener::from_std(socket)?),
+            };
+            let listener = listener
+                .map_err(|error| io::Error::new(error.kind(), format!("the inherited socket {name:?}: {error}")))?;
+            if name != ADMIN_SOCKET {
+                inherited.proxy.push(listener);
+            } else if inherited.admin.replace(listener).is_some() {
+                return Err(io::Error::other("two inherited sockets are named \"admin\""));
+            }
+        }
+        Ok(inherited)
+    }
 }
 
 /// Reports that the daemon is ready.

@@ -1,8 +1,9 @@
-//! Fetches the values of credentials, from token endpoints and secret stores.
+//! Fetches the values of credentials, from token endpoints, secret stores and commands.
 
 use std::sync::Arc;
 
 use super::assumed_role::AssumedRoles;
+use super::command_runner::{self, CommandRunner};
 use super::own_server::OwnServers;
 use super::secret_store::SecretStores;
 use super::token_endpoint::TokenEndpoints;
@@ -14,12 +15,13 @@ struct Servers {
     endpoints: TokenEndpoints,
     stores: SecretStores,
     roles: AssumedRoles,
+    commands: Option<Arc<CommandRunner>>,
 }
 
 /// Returns a function that fetches a value by its recipe.
-pub(super) fn issuer(own_servers: &OwnServers<'_>) -> Issuer {
+pub(super) fn issuer(own_servers: &OwnServers<'_>, commands: Option<Arc<CommandRunner>>) -> Issuer {
     let (endpoints, stores) = (TokenEndpoints::new(own_servers), SecretStores::new(own_servers));
-    let servers = Arc::new(Servers { endpoints, stores, roles: AssumedRoles::new(own_servers) });
+    let servers = Arc::new(Servers { endpoints, stores, roles: AssumedRoles::new(own_servers), commands });
     Arc::new(move |recipe, purpose| {
         let servers = servers.clone();
         Box::pin(async move { servers.issue(&recipe, purpose).await })
@@ -39,6 +41,9 @@ impl Servers {
                 Issued { token, next: other.map(|read| next(MintMethod::Store(read))) }
             }
             MintMethod::Role(request) => Issued { token: self.roles.assume(request).await, next: None },
+            MintMethod::Command(read) => {
+                Issued { token: command_runner::read(self.commands.as_deref(), read).await, next: None }
+            }
         }
     }
 }

@@ -1,20 +1,25 @@
 //! Opens the daemon's listeners: at the configured addresses, with sockets that the service manager has passed, or with those of
 //! a daemon that is taken over.
 
+use std::sync::Arc;
+
 use super::StartError;
+use super::command_runner::CommandRunner;
 use super::takeover::{Role, Takeover, TakeoverLock};
 use crate::flow::listener::{Inherited, Listener, SharedSocket};
 use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
 
-/// The sockets of a start, beside the configured addresses.
+/// The parts of a start that are there before it, beside the configuration.
 #[derive(Default)]
-pub struct StartSockets {
+pub struct StartParts {
     /// The sockets that the service manager has passed.
     pub inherited: Inherited,
     /// The sockets of the daemon that is taken over.
     pub takeover: Option<Takeover>,
     /// Whether a new process may take over from this one. It may not take the service manager's sockets.
     pub is_offered: bool,
+    /// The process that runs commands.
+    pub commands: Option<Arc<CommandRunner>>,
 }
 
 /// The open listeners.
@@ -32,8 +37,8 @@ impl Listeners {
     ///
     /// # Errors
     /// [`StartError::Listen`].
-    pub(super) async fn open(sockets: StartSockets, settings: &Settings) -> Result<Self, StartError> {
-        let StartSockets { inherited, takeover, is_offered } = sockets;
+    pub(super) async fn open(parts: StartParts, settings: &Settings) -> Result<Self, StartError> {
+        let StartParts { inherited, takeover, is_offered, .. } = parts;
         let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
         let shared = is_offered.then(Vec::new);
         let mut opened = Self { proxy: inherited.proxy, admin: inherited.admin, metrics: None, shared, takeover };

@@ -6,6 +6,7 @@ mod assumed_role;
 mod aws_signature;
 mod billing;
 mod clock_skew;
+pub mod command_runner;
 mod find_journal;
 mod form;
 mod http_sender;
@@ -39,8 +40,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::approval_notifier::ApprovalNotifier;
+use self::command_runner::CommandRunner;
 use self::listeners::Listeners;
-pub use self::listeners::StartSockets;
+pub use self::listeners::StartParts;
 use self::log_shipping::{LogShipper, LogShipping};
 use self::own_server::OwnServers;
 use self::reload::{ConfigFile, Reloaded};
@@ -136,20 +138,22 @@ impl Daemon {
     /// # Errors
     /// [`StartError`]. No listener stays open then.
     pub async fn start(settings: Settings, policy: Policy, file: Option<ConfigFile>) -> Result<Self, StartError> {
-        Self::start_on(StartSockets::default(), settings, policy, file).await
+        Self::start_on(StartParts::default(), settings, policy, file).await
     }
 
-    /// Like [`Self::start`], with sockets passed by the service manager, or those of a daemon that is taken over.
+    /// Like [`Self::start`], with sockets passed by the service manager, or those of a daemon that is taken over, and with the
+    /// process that runs commands.
     ///
     /// # Errors
     /// [`StartError`].
     pub async fn start_on(
-        sockets: StartSockets,
+        parts: StartParts,
         settings: Settings,
         policy: Policy,
         file: Option<ConfigFile>,
     ) -> Result<Self, StartError> {
-        let mut listeners = Listeners::open(sockets, &settings).await?;
+        let commands = parts.commands.clone();
+        let mut listeners = Listeners::open(parts, &settings).await?;
         if let Some(listener) = precheck::without_owners(&settings) {
             tracing::warn!(listener = %listener.at, "{}", precheck::NO_OWNERS);
         }
@@ -163,7 +167,7 @@ impl Daemon {
         let takeover_lock = listeners.take_over(&settings)?;
         let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
         let (services, last, exporters) =
-            services(prepared, settings, policy, (proxy.clone(), admin.clone()), written)?;
+            services(prepared, settings, policy, (proxy.clone(), admin.clone()), (written, commands))?;
         let services = Arc::new(services);
         let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
@@ -395,7 +399,7 @@ fn services(
     settings: Settings,
     policy: Policy,
     (listeners, admin): (Vec<ListenAt>, Option<ListenAt>),
-    written: mpsc::Sender<Written>,
+    (written, commands): (mpsc::Sender<Written>, Option<Arc<CommandRunner>>),
 ) -> Result<(Services, String, Exporters), StartError> {
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, has_chain) = vault::audit_key(&settings).map_err(unusable)?;
@@ -426,7 +430,7 @@ fn services(
         move || policies.snapshot().leak().max_finds()
     }));
     let tracker = TaskTracker::new();
-    let issuer = issuer::issuer(&own_servers);
+    let issuer = issuer::issuer(&own_servers, commands);
     let drain = CancellationToken::new();
     let mints = Mints::new(policies.clone(), audit.clone(), issuer, (tracker.clone(), drain.clone()));
     let caller_connections =

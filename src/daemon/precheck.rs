@@ -14,6 +14,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::admin_tokens::{self, UnusableToken};
 use super::approval_notifier::{self, ApprovalNotifier};
+use super::command_runner::CommandRunner;
 use super::issuer::issuer;
 use super::log_sender::LogSender;
 use super::own_server::OwnServers;
@@ -107,7 +108,7 @@ pub(super) const NO_OWNERS: &str = "the kernel does not say here who owns a sock
 
 /// Checks that the daemon's own servers can be reached: that of a shared ledger, the log collector and others. Fetches a token for
 /// each credential that is minted, except by a refresh token, which its endpoint could replace.
-pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
+pub async fn find_unreachable(settings: &Settings, policy: Policy, commands: Option<Arc<CommandRunner>>) -> Found {
     let mut found = Found::default();
     // Their problems have been found already.
     let (Ok(resolver), Ok(tls)) = (resolver(settings), upstream_tls(settings)) else { return found };
@@ -139,7 +140,7 @@ pub async fn find_unreachable(settings: &Settings, policy: Policy) -> Found {
     {
         found.warning("traces.endpoint", format_args!("{error}; traces are dropped until it answers"), "");
     }
-    check_tokens(&minted, issuer(&own_servers), &mut found).await;
+    check_tokens(&minted, issuer(&own_servers, commands), &mut found).await;
     found
 }
 
@@ -148,14 +149,14 @@ async fn check_tokens(minted: &[Arc<Credential>], issuer: Issuer, found: &mut Fo
         let Some(recipe) = credential.recipe() else { continue };
         let (key, what) = match &recipe.method {
             MintMethod::Token(_) => ("token_url", "token"),
-            MintMethod::Store(_) => ("value", "value"),
+            MintMethod::Store(_) | MintMethod::Command(_) => ("value", "value"),
             MintMethod::Role(_) => ("assume_role", "key"),
         };
         let path = format!("credentials.{}.{key}", credential.name());
         if recipe.replaces_secret() {
             found.warning(&path, "no token was fetched, because that could replace the refresh token", "");
         } else if let Err(error) = fetched(credential, issuer(recipe.clone(), Purpose::First).await) {
-            let problem = format!("no {what} could be fetched from {}: {error}", recipe.url());
+            let problem = format!("no {what} could be fetched from {}: {error}", recipe.server());
             found.warning(&path, format_args!("{problem}; requests with the credential are refused"), "");
         }
     }

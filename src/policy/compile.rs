@@ -1012,6 +1012,22 @@ pub(super) mod tests {
                 "credentials.A.mint_timeout",
                 "no mint_timeout",
             ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = 'exec:[\"op\"]'",
+                "credentials.A.value",
+                "/usr/bin/PROGRAM",
+            ),
+            ("[credentials.A]\nauth_type = \"bearer\"\nvalue = 'exec:/usr/bin/op'", "credentials.A.value", "PROGRAM"),
+            (
+                "[credentials.A]\nauth_type = \"tls_client\"\nvalue = 'exec:[\"/bin/a\"]'",
+                "credentials.A.value",
+                "secret:NAME",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nsession_token = 'exec:[\"/bin/a\"]'",
+                "credentials.A.session_token",
+                "secret:NAME",
+            ),
             ("[credentials.A]\nauth_type = \"bearer\"\nservice = \"s3\"", "credentials.A.service", "no service"),
             ("[credentials.A]\nswap_in = [\"body\"]", "credentials.A.swap_in[0]", "header:NAME"),
             ("[credentials.A]\nswap_in = [\"body:json:key\"]", "credentials.A.swap_in[0]", "body:json:/POINTER"),

@@ -10,6 +10,7 @@ use toml::Value;
 use super::assumed_role::RawRole;
 use super::aws::{self, AwsAlgorithm, AwsKey, AwsSigning};
 use super::client_identity::{ClientIdentity, IdentityError};
+use super::command_source::{self, CommandSource};
 use super::credential::{Auth, Binding, Credential, Placement, is_cookie_name};
 use super::held_secret::HeldSecret;
 use super::hmac_file::RawHmac;
@@ -20,7 +21,7 @@ use super::preset;
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::secret_store::StoreReference;
-use super::secret_store_file::{RawKeeping, SecretStores};
+use super::secret_store_file::{RawKeeping, SecretStores, command_recipe};
 use super::settings::{Settings, Source};
 use super::source::{CompileContext, SourceError, has_blank_edge, read_document, read_source, usable, usable_document};
 use super::token_request::StoredSecret;
@@ -33,7 +34,7 @@ use crate::model::secret::Secret;
 /// The shortest placeholder, in bytes. Shorter ones occur in texts by accident.
 const MIN_PLACEHOLDER: usize = 8;
 /// The problem of a key whose source is a secret store.
-pub(super) const ONLY_VALUES: &str = "only the value of a credential can be in a secret store";
+pub(super) const ONLY_VALUES: &str = "only the value of a credential can be in a secret store, or printed by a command";
 /// The longest JSON Pointer, in bytes.
 const MAX_POINTER: usize = 512;
 /// The largest number of credentials that are sent beside one.
@@ -182,6 +183,10 @@ impl Readable for CredentialSource {
             }
             return reference.ok().map(|reference| Self(Source::Store(reference)));
         }
+        if let Some(command) = value.as_str().and_then(CommandSource::parse) {
+            let command = command.map_err(|problem| findings.problem(path, problem, command_source::FORM));
+            return command.ok().map(|command| Self(Source::Command(command)));
+        }
         match value.as_str().and_then(of_vault) {
             Some(name) if is_plain(&name) => Some(Self(Source::Secret(name))),
             Some(_) => {
@@ -197,7 +202,7 @@ impl Readable for CredentialSource {
             }
             None => {
                 // The text does not repeat the value, because it may be the secret itself.
-                let expected = "\"secret:NAME\", \"env:NAME\", \"file:PATH\" or a reference such as \"vault://MOUNT/PATH#FIELD\", never the secret itself";
+                let expected = "\"secret:NAME\", \"env:NAME\", \"file:PATH\", a command in \"exec:\", or a reference such as \"vault://MOUNT/PATH#FIELD\", never the secret itself";
                 findings.problem(path, "not the source of a secret", expected);
                 None
             }
@@ -346,7 +351,7 @@ impl RawCredential {
         }
         self.check_aws(findings);
         if self.auth_type.is_some() {
-            let is_fetched = self.stored_value().is_some() || self.aws.role.is_some();
+            let is_fetched = self.fetched_value().is_some() || self.aws.role.is_some();
             self.mint.check(minted, is_fetched, &self.path, findings);
             self.check_stored(findings);
         }
@@ -382,20 +387,17 @@ impl RawCredential {
         }
     }
 
-    /// Returns the reference of a value in a secret store.
-    fn stored_value(&self) -> Option<&StoreReference> {
-        match &self.value {
-            Some(CredentialSource(Source::Store(reference))) => Some(reference),
-            _ => None,
-        }
+    /// Returns the source of a value that is fetched while the policy is in force.
+    fn fetched_value(&self) -> Option<&Source> {
+        self.value.as_ref().map(|CredentialSource(source)| source).filter(|source| source.is_fetched())
     }
 
     fn check_stored(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
-        self.keeping.check(self.stored_value().is_some(), &self.path, findings);
+        self.keeping.check(self.fetched_value().is_some(), &self.path, findings);
         let takes_store = !matches!(self.auth_type, Some(AuthType::TlsClient | AuthType::Aws(_) | AuthType::Minted(_)));
-        if self.stored_value().is_some() && !takes_store {
-            let problem = "the value of this auth_type is read when the configuration is, which a secret store is not";
+        if self.fetched_value().is_some() && !takes_store {
+            let problem = "the value of this auth_type is read when the configuration is, which a secret store or a command is not";
             findings.problem(at("value"), problem, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
         let others = [
@@ -404,7 +406,7 @@ impl RawCredential {
             ("access_key_id", self.aws.access_key_id.as_ref().and_then(AccessKeyId::source)),
             ("hmac.key_id", self.hmac.as_ref().and_then(|hmac| hmac.key_id()?.source())),
         ];
-        let stored = |source: Option<&CredentialSource>| source.is_some_and(|it| matches!(it.0, Source::Store(_)));
+        let stored = |source: Option<&CredentialSource>| source.is_some_and(|it| it.0.is_fetched());
         for (key, _) in others.into_iter().filter(|(_, source)| stored(*source)) {
             findings.problem(at(key), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
@@ -632,7 +634,7 @@ impl RawCredential {
         let minted = self.minted();
         let secrets = CredentialSecrets { of: self, place: (workspace, settings), context, findings };
         let mut value = match auth {
-            _ if minted.is_some() || self.stored_value().is_some() => None,
+            _ if minted.is_some() || self.fetched_value().is_some() => None,
             // It has several lines.
             Auth::TlsClient => self.value.as_ref().and_then(|CredentialSource(key)| secrets.document("value", key)),
             _ => self.value(&auth, workspace, settings, context, findings),
@@ -643,13 +645,14 @@ impl RawCredential {
             value = value.filter(|_| identity.is_some());
         }
         let document = self.value.as_ref().map(|CredentialSource(source)| source);
-        let mut recipe = match (minted, self.stored_value()) {
+        let mut recipe = match (minted, self.fetched_value()) {
             (Some(kind), _) => self.mint.recipe(kind, document, &secrets, (&self.path, findings)),
-            (None, Some(reference)) => {
+            (None, Some(Source::Command(command))) => Some(command_recipe(command, self.keeping, self.mint.timeout())),
+            (None, Some(Source::Store(reference))) => {
                 let at = format!("{}.value", self.path);
                 stores.recipe(reference, self.keeping, self.mint.timeout(), (&at, findings))
             }
-            (None, None) => None,
+            (None, _) => None,
         };
         let RawAws { region, service, role, .. } = &self.aws;
         let aws = match auth {

@@ -554,7 +554,7 @@ impl Source {
     pub(super) fn relative_to(self, base: &Path) -> Self {
         match self {
             Self::File(path) => Self::File(base.join(path)),
-            elsewhere @ (Self::Env(_) | Self::Secret(_) | Self::Store(_)) => elsewhere,
+            elsewhere @ (Self::Env(_) | Self::Secret(_) | Self::Store(_) | Self::Command(_)) => elsewhere,
         }
     }
 }

@@ -7,6 +7,7 @@ use parking_lot::RwLock;
 
 use super::assumed_role::RoleRequest;
 use super::aws::AwsKey;
+use super::command_source::CommandRead;
 use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
 use super::secret_store::StoreRead;
@@ -54,6 +55,8 @@ pub enum MintMethod {
     Store(Arc<StoreRead>),
     /// Temporary credentials of a role of AWS.
     Role(Arc<RoleRequest>),
+    /// The output of a command.
+    Command(Arc<CommandRead>),
 }
 
 /// A value that was fetched.
@@ -181,24 +184,35 @@ impl TokenLife {
 }
 
 impl MintRecipe {
-    /// Returns the URL of the server, which is always the operator's.
+    /// Returns the URL of the server, which is always the operator's. `None` for a command.
     #[must_use]
-    pub fn url(&self) -> &HookUrl {
+    pub fn url(&self) -> Option<&HookUrl> {
         match &self.method {
-            MintMethod::Token(request) => &request.url,
-            MintMethod::Store(read) => &read.server.url,
-            MintMethod::Role(request) => &request.url,
+            MintMethod::Token(request) => Some(&request.url),
+            MintMethod::Store(read) => Some(&read.server.url),
+            MintMethod::Role(request) => Some(&request.url),
+            MintMethod::Command(_) => None,
         }
     }
 
-    /// Returns the place that values come from, without a secret: the token endpoint without its path, the reference, or the ARN of
-    /// the role.
+    /// Returns the server that is asked, without the path of its URL, or the program that is run.
+    #[must_use]
+    pub fn server(&self) -> String {
+        match &self.method {
+            MintMethod::Command(read) => read.source.to_string(),
+            _ => self.url().map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the place that values come from, without a secret: the token endpoint without its path, the reference, the ARN of
+    /// the role, or the program.
     #[must_use]
     pub fn source(&self) -> String {
         match &self.method {
             MintMethod::Token(request) => request.url.to_string(),
             MintMethod::Store(read) => read.reference.to_string(),
             MintMethod::Role(request) => request.role_arn.clone(),
+            MintMethod::Command(read) => read.source.to_string(),
         }
     }
 
@@ -208,6 +222,7 @@ impl MintRecipe {
             MintMethod::Token(request) => (Some(request), None, None),
             MintMethod::Store(read) => (None, Some(read), None),
             MintMethod::Role(request) => (None, None, Some(request)),
+            MintMethod::Command(_) => (None, None, None),
         };
         let of_token = token.into_iter().flat_map(|request| request.secrets());
         let of_store = store.into_iter().flat_map(|read| read.secrets());
@@ -219,7 +234,7 @@ impl MintRecipe {
         let (token, store) = match &self.method {
             MintMethod::Token(request) => (request.changing_token(), None),
             MintMethod::Store(read) => (None, Some(read)),
-            MintMethod::Role(_) => (None, None),
+            MintMethod::Role(_) | MintMethod::Command(_) => (None, None),
         };
         token.into_iter().chain(store.into_iter().flat_map(|read| read.secrets()).map(|(_, held)| held))
     }
@@ -231,6 +246,7 @@ impl MintRecipe {
             MintMethod::Token(request) => request.permissions(),
             MintMethod::Store(read) => format!("{} at {}", read.reference, read.server.url),
             MintMethod::Role(request) => request.permissions(),
+            MintMethod::Command(read) => read.source.in_full(),
         }
     }
 
@@ -247,6 +263,10 @@ impl MintRecipe {
             MintMethod::Role(request) => {
                 hash.add_all(["role"]);
                 request.add_to(&mut hash);
+            }
+            MintMethod::Command(read) => {
+                hash.add_all(["command"]);
+                read.add_to(&mut hash);
             }
         }
         hash.finish()
@@ -277,12 +297,13 @@ impl MintRecipe {
         match &self.method {
             MintMethod::Token(_) | MintMethod::Role(_) => Duration::ZERO,
             MintMethod::Store(read) => MAX_GRACE.min(read.refresh),
+            MintMethod::Command(read) => MAX_GRACE.min(read.refresh),
         }
     }
 
     /// Returns true if the value may change before its time, when an operator changes it.
     fn is_kept(&self) -> bool {
-        matches!(self.method, MintMethod::Store(_))
+        matches!(self.method, MintMethod::Store(_) | MintMethod::Command(_))
     }
 }
 

@@ -220,7 +220,7 @@ impl RawMint {
         if self.mint_timeout.is_some_and(|timeout| timeout > MAX_MINT_TIMEOUT) {
             findings.problem(at("mint_timeout"), "too long", "at most 60s");
         }
-        for (name, _) in self.sources.iter().filter(|(_, source)| matches!(source, Source::Store(_))) {
+        for (name, _) in self.sources.iter().filter(|(_, source)| source.is_fetched()) {
             findings.problem(at(name), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
         let keys = || TEXTS.into_iter().chain(SOURCES).chain(LISTS);
@@ -282,7 +282,7 @@ impl RawMint {
         if self.has_permissions && kind != GithubApp {
             findings.problem(at("permissions"), "requires auth_type = \"github_app\"", "no permissions");
         }
-        if self.sources.get("refresh_token").is_some_and(|it| !matches!(it, Source::Secret(_) | Source::Store(_))) {
+        if self.sources.get("refresh_token").is_some_and(|it| !matches!(it, Source::Secret(_)) && !it.is_fetched()) {
             let problem = "a refresh token may be replaced by its server, and only the vault can store the new one";
             findings.problem(at("refresh_token"), problem, "\"secret:NAME\"");
         }
@@ -405,7 +405,7 @@ impl RawMint {
                 let source = self.sources.get("subject_token")?.clone();
                 let stored = match &source {
                     Source::Secret(name) => Some(secrets.stored(name)),
-                    Source::Env(_) | Source::File(_) | Source::Store(_) => None,
+                    Source::Env(_) | Source::File(_) | Source::Store(_) | Source::Command(_) => None,
                 };
                 let subject_token = line("subject_token")?;
                 TokenGrant::TokenExchange { subject_token, source, stored, subject_token_type: kind }
@@ -581,7 +581,7 @@ mod tests {
         }
         // Those of VAULTED and JIRA are in files of another machine.
         recipes.sort();
-        let stored = ["CRM_KEY", "GITHUB_TOKEN", "LINEAR", "NOTION", "STRIPE"];
+        let stored = ["CRM_KEY", "GITHUB_TOKEN", "LICENSE", "LINEAR", "NOTION", "STRIPE", "WAREHOUSE"];
         let minted = ["CRM", "DEPLOY", "GITHUB", "GOOGLE", "GRAPH", "LEDGER", "MAIL", "PARTNER"];
         let mut want: Vec<&str> = stored.into_iter().chain(minted).collect();
         want.sort_unstable();

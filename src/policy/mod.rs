@@ -6,6 +6,7 @@ mod approval;
 pub mod assumed_role;
 pub mod aws;
 pub mod client_identity;
+pub mod command_source;
 pub mod compile;
 pub mod credential;
 mod credential_file;

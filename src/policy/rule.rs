@@ -14,7 +14,7 @@ use super::approval::Approval;
 use super::compile::Problem;
 use super::credential::{Credential, strong_values};
 use super::leak::Leak;
-use super::mint::{MintKey, MintRecipe, Minting};
+use super::mint::{MintKey, MintMethod, MintRecipe, Minting};
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
@@ -80,7 +80,7 @@ pub(super) fn minted(credentials: &[Arc<Credential>]) -> HashMap<MintKey, Arc<Cr
 
 /// Returns the addresses of secret stores that are reached without TLS: programs on this machine.
 pub(super) fn local_stores(credentials: &[Arc<Credential>]) -> Arc<[SocketAddr]> {
-    let url = |credential: &Arc<Credential>| credential.recipe().map(|recipe| recipe.url().clone());
+    let url = |credential: &Arc<Credential>| credential.recipe().and_then(|recipe| recipe.url().cloned());
     let local = credentials.iter().filter_map(url).filter(|url| !url.is_tls);
     let mut addresses: Vec<_> = local.filter_map(|url| Some(SocketAddr::new(url.host.ip()?, url.port))).collect();
     addresses.sort_unstable();
@@ -324,6 +324,16 @@ impl Policy {
     /// Returns the credentials of all tasks.
     pub fn credentials(&self) -> impl Iterator<Item = &Arc<Credential>> {
         self.credentials.iter()
+    }
+
+    /// Returns the commands whose output is the value of a credential.
+    #[must_use]
+    pub fn commands(&self) -> Vec<Vec<String>> {
+        let command = |credential: &Arc<Credential>| match &credential.recipe()?.method {
+            MintMethod::Command(read) => Some(read.source.command.clone()),
+            _ => None,
+        };
+        self.credentials.iter().filter_map(command).collect()
     }
 
     /// Returns a minted credential.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use toml::Value;
 
 use super::aws;
+use super::command_source::{CommandRead, CommandSource};
 use super::credential_file::{AccessKeyId, CredentialSource};
 use super::held_secret::HeldSecret;
 use super::hook_url::HookUrl;
@@ -54,7 +55,7 @@ enum Engine {
 
 super::reader::choice!(Engine, "kv-v1" => Engine::Kv1, "kv-v2" => Engine::Kv2, "dynamic" => Engine::Dynamic);
 
-/// The keys of a credential whose value is in a secret store.
+/// The keys of a credential whose value is in a secret store, or printed by a command.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RawKeeping {
     pub(super) refresh: Option<Duration>,
@@ -516,6 +517,14 @@ impl RawStores {
     }
 }
 
+/// Returns the recipe of a value that a command prints.
+pub(super) fn command_recipe(source: &CommandSource, keeping: RawKeeping, mint_timeout: Duration) -> MintRecipe {
+    let RawKeeping { refresh, max_stale } = keeping;
+    let (refresh, max_stale) = (refresh.unwrap_or(REFRESH), max_stale.unwrap_or(MAX_STALE));
+    let read = CommandRead { source: source.clone(), refresh, max_stale };
+    MintRecipe { method: MintMethod::Command(Arc::new(read)), mint_timeout }
+}
+
 impl SecretStores {
     /// Returns the recipe of a value. `None` if a problem has been reported.
     pub(super) fn recipe(
@@ -598,7 +607,7 @@ impl RawKeeping {
         let Self { refresh, max_stale } = self;
         for (key, is_given) in [("refresh", refresh.is_some()), ("max_stale", max_stale.is_some())] {
             if is_given && !is_stored {
-                let problem = "only a value from a secret store is read again";
+                let problem = "only a value from a secret store or a command is read again";
                 findings.problem(format!("{path}.{key}"), problem, format!("no {key}"));
             }
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::command_source::CommandSource;
 use super::hook_url::HookUrl;
 use super::log_collector::LogCollector;
 use super::secret_store::StoreReference;
@@ -401,6 +402,8 @@ pub enum Source {
     Secret(String),
     /// A value in a secret store. Only the values of credentials can have this source.
     Store(StoreReference),
+    /// The output of a command. Only the values of credentials can have this source.
+    Command(CommandSource),
 }
 
 impl std::fmt::Display for Source {
@@ -411,6 +414,7 @@ impl std::fmt::Display for Source {
             Self::File(path) => write!(f, "file:{}", path.display()),
             Self::Secret(name) => write!(f, "secret:{name}"),
             Self::Store(reference) => reference.fmt(f),
+            Self::Command(command) => command.fmt(f),
         }
     }
 }
@@ -426,6 +430,12 @@ impl Source {
         }
     }
 
+    /// Returns true if the value is fetched while the policy is in force: from a secret store, or by a command.
+    #[must_use]
+    pub fn is_fetched(&self) -> bool {
+        matches!(self, Self::Store(_) | Self::Command(_))
+    }
+
     /// Returns true for a variable or a file.
     #[must_use]
     pub fn is_local(&self) -> bool {
@@ -437,7 +447,7 @@ impl Source {
     pub fn file(&self) -> Option<&PathBuf> {
         match self {
             Self::File(path) => Some(path),
-            Self::Env(_) | Self::Secret(_) | Self::Store(_) => None,
+            Self::Env(_) | Self::Secret(_) | Self::Store(_) | Self::Command(_) => None,
         }
     }
 }

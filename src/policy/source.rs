@@ -108,7 +108,9 @@ fn read_bytes(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<S
             std::fs::read(path).map_err(|error| missing(format!("{} cannot be read: {error}", path.display())))?
         }
         Source::Secret(name) => return Err(missing(format!("the vault secret {name} cannot be used here"))),
-        Source::Store(_) => return Err(SourceError::Unusable("a secret store cannot be the source here".to_owned())),
+        Source::Store(_) | Source::Command(_) => {
+            return Err(SourceError::Unusable("a secret store or a command cannot be the source here".to_owned()));
+        }
     };
     if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
         bytes.pop();

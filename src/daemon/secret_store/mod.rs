@@ -101,7 +101,7 @@ impl SecretStores {
         };
         let kept = TokenLife::Kept { refresh: used.refresh, max_stale: used.max_stale };
         let token = value.and_then(|StoreValue { value, life }| {
-            let value = usable(without_line_end(value)).map_err(|error| MintError::lasting(error.to_string()))?;
+            let value = checked(value)?;
             Ok(IssuedToken { value, aws_key: None, life: life.unwrap_or(kept) })
         });
         (token, next)
@@ -124,6 +124,21 @@ impl SecretStores {
             }
         }
     }
+}
+
+/// Returns the value in a text, without a line feed at its end: the whole of it, or a member of the JSON object in it.
+pub(super) fn text_value(text: &[u8], member: Option<&str>) -> Result<Secret, MintError> {
+    checked(match member {
+        None => Secret::new(text.to_vec()),
+        Some(name) => {
+            let members = serde_json::from_slice::<Members>(text);
+            members.map_err(|_| MintError::lasting("the value is not a JSON object"))?.text(name)?
+        }
+    })
+}
+
+fn checked(value: Secret) -> Result<Secret, MintError> {
+    usable(without_line_end(value)).map_err(|error| MintError::lasting(error.to_string()))
 }
 
 /// Removes one line feed at the end, as from files.
@@ -229,14 +244,7 @@ impl StoreRequest {
 impl StoreValue {
     /// Returns the value in a text: the whole of it, or a member of the JSON object in it.
     fn of_text(text: &str, read: &StoreRead) -> Result<Self, MintError> {
-        let value = match &read.reference.member {
-            None => Secret::new(text.as_bytes().to_vec()),
-            Some(name) => {
-                let members = serde_json::from_str::<Members>(text);
-                members.map_err(|_| MintError::lasting("the value is not a JSON object"))?.text(name)?
-            }
-        };
-        Ok(Self { value, life: None })
+        Ok(Self { value: text_value(text.as_bytes(), read.reference.member.as_deref())?, life: None })
     }
 }
 

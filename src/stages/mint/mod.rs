@@ -195,7 +195,7 @@ impl Mints {
             let value = credential.minted_value().filter(|_| is_usable);
             let failure = states.get(&key).and_then(|state| state.failure.clone());
             let MintKey { name, workspace } = key;
-            let (endpoint, expires) = (recipe.url().to_string(), value.map(|value| value.expires()));
+            let (endpoint, expires) = (recipe.server(), value.map(|value| value.expires()));
             let minted = value.map(|value| value.minted_at());
             Some(TokenReport { credential: name, workspace, endpoint, minted, expires, failure })
         };
@@ -283,7 +283,7 @@ impl Mints {
             Ok(token) => self.checked(&key, token, began).await,
             Err(error) => Err(error),
         };
-        let mut line = MintLine::new(&key.name, &key.workspace, recipe.url(), began.elapsed());
+        let mut line = MintLine::new(&key.name, &key.workspace, &recipe.server(), began.elapsed());
         match &token {
             Ok((value, _)) => line.set_expiry(value.expires()),
             Err(error) => line.set_error(&error.reason),

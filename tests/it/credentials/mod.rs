@@ -4,6 +4,7 @@ pub mod auto;
 pub mod aws;
 pub mod beside;
 pub mod body;
+pub mod commands;
 pub mod credential_theft;
 pub mod grants;
 pub mod hmac;

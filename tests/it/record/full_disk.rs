@@ -33,7 +33,7 @@ async fn send(served: &Served, request: &str) -> TcpStream {
     stream
 }
 
-pub(super) async fn answer(served: &Served, request: &str) -> String {
+pub async fn answer(served: &Served, request: &str) -> String {
     let mut answer = Vec::new();
     let _ = send(served, request).await.read_to_end(&mut answer).await;
     String::from_utf8_lossy(&answer).into_owned()
