@@ -8,7 +8,6 @@ use futures_util::future::OptionFuture;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Level;
 
-use super::systemd::Passed;
 use super::{Exit, harden, limits, paths, systemd, terminal};
 use crate::daemon::reload::Reloaded;
 use crate::daemon::takeover::Takeover;
@@ -51,6 +50,10 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         tracing::warn!("{warning}");
     }
     limits::raise_descriptor_limit();
+    if args.takeover && std::env::var_os("LISTEN_FDS").is_some() {
+        let why = "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself";
+        return failed(&why);
+    }
     let passed = match systemd::take_sockets() {
         Ok(passed) => passed,
         Err(error) => return failed(&error),
@@ -65,7 +68,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     } else {
         harden::confine(&loaded.settings, config);
     }
-    let takeover = match args.takeover.then(|| request_takeover(&loaded.settings, &passed)).transpose() {
+    let takeover = match args.takeover.then(|| request_takeover(&loaded.settings)).transpose() {
         Ok(takeover) => takeover.flatten(),
         Err(why) => return failed(&why),
     };
@@ -98,12 +101,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
 }
 
 /// Asks the running daemon for its sockets. A start that would fail for another reason must not end that daemon.
-fn request_takeover(settings: &Settings, passed: &Passed) -> Result<Option<Takeover>, String> {
-    if !passed.is_empty() {
-        return Err(
-            "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself".into()
-        );
-    }
+fn request_takeover(settings: &Settings) -> Result<Option<Takeover>, String> {
     if let Some(problem) = precheck::find(settings).problems.first() {
         return Err(format!("the running daemon is not taken over: {problem}"));
     }

@@ -53,11 +53,6 @@ fn take_socket(sockets: &mut ListenFd, at: usize) -> io::Result<PassedSocket> {
 }
 
 impl Passed {
-    /// Returns whether there are none.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Returns the listeners of the daemon's runtime.
     ///
     /// # Errors

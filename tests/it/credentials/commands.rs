@@ -1,15 +1,18 @@
 //! Values that commands print, with the real binary: the daemon is confined, and another process runs them.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::token_server::token;
-use crate::lab::{LabBuilder, Origin, wait_until};
+use crate::lab::client::{empty, h1};
+use crate::lab::{LabBuilder, Origin, Reply, wait_until};
 use crate::operation::cli::{Served, exeat, output, text};
 use crate::record::full_disk::answer;
 
@@ -236,6 +239,24 @@ async fn check_and_run_use_commands_too() {
     let checked = output(check).await;
     let said = text(&checked.stderr);
     assert!(checked.status.success() && !said.contains("KEY.value"), "{said}");
+
+    let script = "echo \"$HTTPS_PROXY\"; echo end; read x";
+    let mut run = exeat(place.dir(), &["run", "-c", "e.toml", "--task", "t", "--", "sh", "-c", script]);
+    run.env("KEY", crate::lab::KEY).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = run.spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
+    let address = seen[0].strip_prefix("http://").unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let host = format!("api.test:{}", place.origin.port());
+    let request =
+        http::Request::get(format!("https://{host}/")).header("host", &host).header("exeat-credential", "KEY");
+    let reply = Reply::read(h1(stream, request.body(empty()).unwrap()).await).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(place.origin.last().header("authorization"), Some(format!("Bearer {}", token(0)).as_str()));
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(child.wait().unwrap().success());
     place.write_script("helper", "exit 7");
     let mut check = exeat(place.dir(), &["check", "--online", "-c", "e.toml"]);
     check.env("KEY", crate::lab::KEY);
