@@ -271,7 +271,7 @@ fn command_runner(
         std::io::Error::new(error.kind(), format!("the process that runs commands cannot be started: {error}"))
     };
     let program = std::env::current_exe().map_err(failed)?;
-    CommandRunner::start(&program, commands, variable).map(|runner| runner.map(Arc::new)).map_err(failed)
+    CommandRunner::start(&program, commands.to_vec(), variable).map(|runner| runner.map(Arc::new)).map_err(failed)
 }
 
 /// Runs the command line.

@@ -49,7 +49,6 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    limits::raise_descriptor_limit();
     if args.takeover && std::env::var_os("LISTEN_FDS").is_some() {
         let why = "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself";
         return failed(&why);
@@ -63,6 +62,8 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         Ok(commands) => commands,
         Err(error) => return failed(&error),
     };
+    // After that process, whose commands could take long with a limit of millions.
+    limits::raise_descriptor_limit();
     if args.no_confine {
         tracing::warn!("the process is not confined, because of --no-confine");
     } else {

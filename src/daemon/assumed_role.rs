@@ -18,6 +18,7 @@ use super::clock_skew::{ClockSkew, ClockSkews};
 use super::form::Form;
 use super::own_request::{OwnRequests, retry_after};
 use super::own_server::OwnServers;
+use super::secret_store::MAX_SESSION_TOKEN;
 use crate::model::secret::Secret;
 use crate::policy::assumed_role::RoleRequest;
 use crate::policy::aws::{AwsKey, is_access_key_id};
@@ -28,8 +29,6 @@ use crate::stages::pin::OwnServer;
 
 /// The maximum size of a response's body, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
-/// The longest session token, in bytes. Services accept heads of 8 KiB at least.
-const MAX_TOKEN: usize = 4096;
 /// The longest secret access key, in bytes.
 const MAX_SECRET: usize = 256;
 /// The deepest element of an answer.
@@ -39,8 +38,9 @@ const XML: &str = "text/xml";
 /// The version of the API.
 const VERSION: &str = "2011-06-15";
 /// The errors that are told to operators.
-const ERRORS: [&str; 12] = [
+const ERRORS: [&str; 15] = [
     "AccessDenied",
+    "ExpiredToken",
     "ExpiredTokenException",
     "IncompleteSignature",
     "InvalidClientTokenId",
@@ -49,10 +49,15 @@ const ERRORS: [&str; 12] = [
     "PackedPolicyTooLarge",
     "RegionDisabledException",
     "RequestExpired",
+    "RequestLimitExceeded",
     "SignatureDoesNotMatch",
     "Throttling",
+    "ThrottlingException",
     "ValidationError",
 ];
+
+/// Those that pass.
+const THROTTLED: [&str; 3] = ["RequestLimitExceeded", "Throttling", "ThrottlingException"];
 
 /// The Security Token Services of the configuration.
 pub(super) struct AssumedRoles {
@@ -82,7 +87,7 @@ impl AssumedRoles {
         let server = role.url.to_string();
         let mut skew = self.skews.of(&server);
         let mut response = self.ask(role, skew).await?;
-        if let Some(new) = self.skews.note(&server, response.headers()) {
+        if let Some(new) = self.skews.note(&server, response.headers(), skew) {
             skew = new;
             if response.status().is_client_error() {
                 response = self.ask(role, skew).await?;
@@ -100,7 +105,8 @@ impl AssumedRoles {
                 None => format!("the Security Token Service answered {status}"),
             };
             let passes = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&head.status);
-            let is_lasting = !head.status.is_server_error() && !passes && error != Some("Throttling");
+            let is_throttled = error.is_some_and(|error| THROTTLED.contains(&error));
+            let is_lasting = !head.status.is_server_error() && !passes && !is_throttled;
             return Err(MintError { reason, retry_after, is_lasting });
         }
         let answer = answer.ok_or("the answer is not that of the Security Token Service");
@@ -239,7 +245,7 @@ impl Answer {
         if !is_visible(&secret, MAX_SECRET) {
             return Err("the answer has no valid secret access key");
         }
-        if !is_visible(&token, MAX_TOKEN) {
+        if !is_visible(&token, MAX_SESSION_TOKEN) {
             return Err("the answer has no valid session token, or one of more than 4096 bytes");
         }
         let end = self.expiration.ok_or(INCOMPLETE)?;

@@ -50,14 +50,12 @@ impl ClockSkews {
         self.0.lock().get(server).copied().unwrap_or_default()
     }
 
-    /// Notes the time of a response. Returns the difference if it is not the one that was known.
-    pub(super) fn note(&self, server: &str, headers: &HeaderMap) -> Option<ClockSkew> {
+    /// Notes the time of a response. Returns the difference if it is not the one that the request was made with. Another request
+    /// may have found it meanwhile.
+    pub(super) fn note(&self, server: &str, headers: &HeaderMap, used: ClockSkew) -> Option<ClockSkew> {
         let found = ClockSkew::between(SystemTime::now(), date(headers)?);
-        let mut known = self.0.lock();
-        let before = known.get(server).copied().unwrap_or_default();
-        let is_new = found.differs_from(before, MIN_SKEW);
-        is_new.then(|| {
-            known.insert(server.to_owned(), found);
+        found.differs_from(used, MIN_SKEW).then(|| {
+            self.0.lock().insert(server.to_owned(), found);
             found
         })
     }
@@ -78,6 +76,15 @@ mod tests {
             if want != 0 {
                 assert_eq!(skew.applied_to(now), theirs);
             }
+        }
+        let skews = ClockSkews::default();
+        let date = httpdate::fmt_http_date(now + hour).parse().unwrap();
+        let headers = HeaderMap::from_iter([(http::header::DATE, date)]);
+        // Two requests that were made before the first response.
+        for _ in 0..2 {
+            let found = skews.note("sts.test", &headers, ClockSkew::default()).unwrap();
+            assert!(!found.differs_from(ClockSkew(3600), 5));
+            assert_eq!(skews.note("sts.test", &headers, skews.of("sts.test")), None);
         }
         assert!(ClockSkew(3600).differs_from(ClockSkew(0), 20) && !ClockSkew(3600).differs_from(ClockSkew(3590), 20));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::held_secret::HeldSecret;
+use super::held_secret::{HeldSecret, PartsHash};
 use crate::model::host::Host;
 
 /// The set of all regions.
@@ -19,6 +19,35 @@ pub struct AwsKey {
     pub access_key_id: String,
     /// The token of temporary credentials.
     pub session_token: Option<Arc<HeldSecret>>,
+}
+
+/// The parts of an access key beside its secret, which is fetched: a member of an item or an output.
+#[derive(Clone)]
+pub struct FetchedAwsKey {
+    /// The id.
+    pub access_key_id: FetchedKeyId,
+    /// The member with the token of temporary credentials.
+    pub session_token: Option<String>,
+}
+
+/// The id of an access key whose secret is fetched.
+#[derive(Clone)]
+pub enum FetchedKeyId {
+    /// It is known.
+    Text(String),
+    /// A member of the same item.
+    Member(String),
+}
+
+impl FetchedAwsKey {
+    /// Adds the parts to a hash.
+    pub(super) fn add_to(&self, hash: &mut PartsHash) {
+        match &self.access_key_id {
+            FetchedKeyId::Text(id) => hash.add_all(["id", id]),
+            FetchedKeyId::Member(member) => hash.add_all(["id in", member]),
+        }
+        hash.add_optional([self.session_token.as_deref()]);
+    }
 }
 
 /// The kinds of signatures.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
+use super::aws::FetchedAwsKey;
 use super::held_secret::PartsHash;
 
 /// The scheme of a command.
@@ -30,6 +31,8 @@ pub struct CommandSource {
 pub struct CommandRead {
     /// The command.
     pub source: CommandSource,
+    /// The rest of the key, if the value is the secret of one of AWS.
+    pub aws_key: Option<FetchedAwsKey>,
     /// The time after which it is run again.
     pub refresh: Duration,
     /// How much longer a value is used while the command fails.
@@ -95,6 +98,7 @@ impl CommandRead {
     /// Adds everything that the value depends on.
     pub(super) fn add_to(&self, hash: &mut PartsHash) {
         hash.add_all([self.source.in_full().as_str()]);
+        self.aws_key.iter().for_each(|key| key.add_to(hash));
     }
 }
 

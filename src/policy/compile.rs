@@ -129,6 +129,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         }
     }
     let stores = file.secret_stores.compile(context, findings);
+    let commands = file.credentials.values().filter_map(RawCredential::command).map(<[String]>::to_vec).collect();
     let mut known = References {
         stores: &stores,
         integrations: &integrations,
@@ -170,6 +171,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         fixed_log_values,
         minted: minted(&credentials),
         local_stores: local_stores(&credentials),
+        commands,
         credentials,
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
@@ -1026,6 +1028,41 @@ pub(super) mod tests {
             (
                 "[credentials.A]\nauth_type = \"aws_sigv4\"\nsession_token = 'exec:[\"/bin/a\"]'",
                 "credentials.A.session_token",
+                "secret:NAME",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nvalue = 'exec:[\"/bin/a\"]#s'\nsession_token = 'exec:[\"/bin/b\"]#t'",
+                "credentials.A.session_token",
+                "another",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nvalue = 'exec:[\"/bin/a\"]#s'\nsession_token = 'env:TOKEN'",
+                "credentials.A.session_token",
+                "another",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nvalue = 'exec:[\"/bin/a\"]#s'\naccess_key_id = 'exec:[\"/bin/a\"]#s'",
+                "credentials.A.access_key_id",
+                "another",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nvalue = 'vault://a/b#c'\naccess_key_id = 'vault://a/c#d'",
+                "credentials.A.access_key_id",
+                "another",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nvalue = 'op://a/b/c'\naccess_key_id = 'op://a/b/d'",
+                "credentials.A.access_key_id",
+                "another",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\naccess_key_id = 'vault://a/c#d'",
+                "credentials.A.access_key_id",
+                "env:NAME",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"aws_sigv4\"\nvalue = 'exec:[\"/bin/a\"]#s'\nassume_role = { role_arn = 'arn:aws:iam::123456789012:role/a', region = 'a' }",
+                "credentials.A.value",
                 "secret:NAME",
             ),
             ("[credentials.A]\nauth_type = \"bearer\"\nservice = \"s3\"", "credentials.A.service", "no service"),

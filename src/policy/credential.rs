@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 use super::aws::{AwsAlgorithm, AwsKey, AwsSigning};
 use super::client_identity::ClientIdentity;
 use super::hmac::HmacRecipe;
-use super::mint::{Freshness, MintKey, MintRecipe, MintedValue, Minting, TokenLife, UnusableToken};
+use super::mint::{Freshness, MAX_FORMER, MintKey, MintRecipe, MintedValue, Minting, TokenLife, UnusableToken};
 use super::value_fit::{self, Unfit};
 use crate::leak::strength::{Halves, Strength};
 use crate::leak::{self, Value, ValueOwner, ValueSource};
@@ -58,6 +58,8 @@ pub struct Credential {
     pub(super) value: Option<Secret>,
     /// The recipe and the tokens of a value that is minted.
     pub(super) minting: Option<Minting>,
+    /// The values that were minted before a reload removed the recipe. They may still be valid, and are searched for.
+    pub(super) former: OnceLock<Vec<Arc<MintedValue>>>,
     /// Estimated at its first use, because the estimate is slow.
     pub(super) strength: OnceLock<Strength>,
 }
@@ -410,7 +412,7 @@ impl Credential {
 
     /// Returns the tokens that are searched for.
     pub fn minted_values(&self) -> impl Iterator<Item = &Arc<MintedValue>> {
-        self.minting.iter().flat_map(|minting| minting.current.iter().chain(minting.other_values()))
+        self.minting.iter().flat_map(|minting| &minting.current).chain(self.other_values())
     }
 
     /// Returns the number of tokens that were replaced before their time.
@@ -450,6 +452,7 @@ impl Credential {
             identity: None,
             value: None,
             minting: Some(minting),
+            former: self.former.clone(),
             strength: OnceLock::new(),
         }
     }
@@ -587,7 +590,19 @@ impl Credential {
 
     /// Returns the minted values that are searched for, except the one in use.
     fn other_values(&self) -> impl Iterator<Item = &Arc<MintedValue>> {
-        self.minting.iter().flat_map(Minting::other_values)
+        self.minting.iter().flat_map(Minting::other_values).chain(self.former.get().into_iter().flatten())
+    }
+
+    /// Searches for the values of a credential under an older policy, as far as its own minting does not.
+    pub(super) fn take_over_former(&self, old: &Self) {
+        let of_minting = old.minting.as_ref().filter(|_| self.minting.is_none());
+        let replaced = of_minting.into_iter().flat_map(Minting::replaced);
+        let before = old.former.get().into_iter().flatten().filter(|value| value.is_searched_for()).cloned();
+        let former: Vec<_> = replaced.chain(before).take(MAX_FORMER).collect();
+        if !former.is_empty() {
+            // It has just been compiled.
+            let _ = self.former.set(former);
+        }
     }
 
     /// Returns the secrets of the minting, and the values that were in use.
@@ -598,7 +613,7 @@ impl Credential {
 
     /// A token that is weak is refused when the configuration is read, or when it was minted.
     fn term_of_token(&self) -> Option<Value<'_>> {
-        self.session_token().map(|token| Value::new(ValueOwner::Credential(self.name.clone()), token))
+        self.aws_key()?.session_token.as_ref()?.search_value(&self.name)
     }
 
     fn terms_of_value(&self) -> impl Iterator<Item = Value<'_>> {

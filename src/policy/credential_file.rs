@@ -8,7 +8,7 @@ use http::HeaderName;
 use toml::Value;
 
 use super::assumed_role::RawRole;
-use super::aws::{self, AwsAlgorithm, AwsKey, AwsSigning};
+use super::aws::{self, AwsAlgorithm, AwsKey, AwsSigning, FetchedAwsKey, FetchedKeyId};
 use super::client_identity::{ClientIdentity, IdentityError};
 use super::command_source::{self, CommandSource};
 use super::credential::{Auth, Binding, Credential, Placement, is_cookie_name};
@@ -395,21 +395,66 @@ impl RawCredential {
     fn check_stored(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
         self.keeping.check(self.fetched_value().is_some(), &self.path, findings);
-        let takes_store = !matches!(self.auth_type, Some(AuthType::TlsClient | AuthType::Aws(_) | AuthType::Minted(_)));
+        let takes_store = !matches!(self.auth_type, Some(AuthType::TlsClient | AuthType::Minted(_)));
         if self.fetched_value().is_some() && !takes_store {
             let problem = "the value of this auth_type is read when the configuration is, which a secret store or a command is not";
             findings.problem(at("value"), problem, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
+        self.check_fetched_key(findings);
         let others = [
             ("certificate", self.certificate.as_ref()),
-            ("session_token", self.aws.session_token.as_ref()),
-            ("access_key_id", self.aws.access_key_id.as_ref().and_then(AccessKeyId::source)),
             ("hmac.key_id", self.hmac.as_ref().and_then(|hmac| hmac.key_id()?.source())),
         ];
         let stored = |source: Option<&CredentialSource>| source.is_some_and(|it| it.0.is_fetched());
         for (key, _) in others.into_iter().filter(|(_, source)| stored(*source)) {
             findings.problem(at(key), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
+    }
+
+    /// Checks an AWS key of which a part is fetched: all such parts must be members of one item or output.
+    fn check_fetched_key(&self, findings: &Findings) {
+        let at = |key: &str| format!("{}.{key}", self.path);
+        let is_aws = matches!(self.auth_type, Some(AuthType::Aws(_)));
+        let value = self.fetched_value().filter(|_| is_aws);
+        if value.is_some() && self.aws.role.is_some() {
+            let problem =
+                "the key of a role is read when the configuration is, which a secret store or a command is not";
+            findings.problem(at("value"), problem, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
+        }
+        let id = self.aws.access_key_id.as_ref().and_then(AccessKeyId::source);
+        for (key, part) in [("access_key_id", id), ("session_token", self.aws.session_token.as_ref())] {
+            let Some(CredentialSource(part)) = part else { continue };
+            match value {
+                None if part.is_fetched() => {
+                    findings.problem(at(key), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"")
+                }
+                // An id may be known before.
+                Some(_) if key == "access_key_id" && !part.is_fetched() => {}
+                Some(value) if member_beside(value, part).is_none() => {
+                    let problem = "not a member of the item or output with the value";
+                    findings.problem(at(key), problem, "the source of value, with another \"#MEMBER\"");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the parts of an AWS key beside its secret, which is fetched. `None` if it is not, or for a problem that has been
+    /// reported.
+    fn fetched_key(&self, read: impl Fn(&CredentialSource) -> Option<String>) -> Option<FetchedAwsKey> {
+        let value = self.fetched_value()?;
+        let access_key_id = match self.aws.access_key_id.as_ref()? {
+            AccessKeyId::Text(text) => FetchedKeyId::Text(text.clone()),
+            AccessKeyId::Source(source) if source.0.is_fetched() => {
+                FetchedKeyId::Member(member_beside(value, &source.0)?)
+            }
+            AccessKeyId::Source(source) => FetchedKeyId::Text(read(source)?),
+        };
+        let session_token = match &self.aws.session_token {
+            Some(CredentialSource(source)) => Some(member_beside(value, source)?),
+            None => None,
+        };
+        Some(FetchedAwsKey { access_key_id, session_token })
     }
 
     fn check_certificate(&self, findings: &Findings) {
@@ -487,6 +532,14 @@ impl RawCredential {
         }
     }
 
+    /// Returns the command that prints the value, if one does.
+    pub(super) fn command(&self) -> Option<&[String]> {
+        match &self.value {
+            Some(CredentialSource(Source::Command(source))) => Some(&source.command),
+            _ => None,
+        }
+    }
+
     /// Returns the credentials that are sent beside this one.
     pub(super) fn with(&self) -> &[String] {
         &self.with
@@ -540,6 +593,23 @@ impl RawCredential {
         }
     }
 
+    /// Returns the id of an AWS key from its source. `None` if it is not one, after that has been reported.
+    fn key_id(
+        &self,
+        CredentialSource(source): &CredentialSource,
+        place: (&str, &Settings),
+        context: &CompileContext<'_>,
+        findings: &Findings,
+    ) -> Option<String> {
+        let id = self.read("access_key_id", source, place, context, findings)?;
+        let id = String::from_utf8(id.expose().to_vec()).ok().filter(|id| aws::is_access_key_id(id));
+        if id.is_none() {
+            let at = format!("{}.access_key_id", self.path);
+            findings.problem(at, "its source does not hold the id of an access key", "16 letters and digits or more");
+        }
+        id
+    }
+
     /// Returns the rest of an AWS key. `None` if it cannot be used, after that has been reported.
     fn aws_key(
         &self,
@@ -554,19 +624,7 @@ impl RawCredential {
         };
         let access_key_id = match access_key_id.as_ref()? {
             AccessKeyId::Text(text) => text.clone(),
-            AccessKeyId::Source(source) => {
-                let id = String::from_utf8(read("access_key_id", source)?.expose().to_vec()).ok();
-                let id = id.filter(|id| aws::is_access_key_id(id));
-                if id.is_none() {
-                    let at = format!("{}.access_key_id", self.path);
-                    findings.problem(
-                        at,
-                        "its source does not hold the id of an access key",
-                        "16 letters and digits or more",
-                    );
-                }
-                id?
-            }
+            AccessKeyId::Source(source) => self.key_id(source, (workspace, settings), context, findings)?,
         };
         let session_token = match session_token {
             None => None,
@@ -645,12 +703,19 @@ impl RawCredential {
             value = value.filter(|_| identity.is_some());
         }
         let document = self.value.as_ref().map(|CredentialSource(source)| source);
-        let mut recipe = match (minted, self.fetched_value()) {
+        let is_aws = matches!(auth, Auth::Aws(_));
+        let fetched_key = || self.fetched_key(|source| self.key_id(source, (workspace, settings), context, findings));
+        let fetched_key = if is_aws { fetched_key() } else { None };
+        // One whose parts are not known cannot sign.
+        let fetched_value = self.fetched_value().filter(|_| !is_aws || fetched_key.is_some());
+        let mut recipe = match (minted, fetched_value) {
             (Some(kind), _) => self.mint.recipe(kind, document, &secrets, (&self.path, findings)),
-            (None, Some(Source::Command(command))) => Some(command_recipe(command, self.keeping, self.mint.timeout())),
+            (None, Some(Source::Command(command))) => {
+                Some(command_recipe(command, fetched_key, self.keeping, self.mint.timeout()))
+            }
             (None, Some(Source::Store(reference))) => {
                 let at = format!("{}.value", self.path);
-                stores.recipe(reference, self.keeping, self.mint.timeout(), (&at, findings))
+                stores.recipe((reference, fetched_key), self.keeping, self.mint.timeout(), (&at, findings))
             }
             (None, _) => None,
         };
@@ -659,16 +724,10 @@ impl RawCredential {
             Auth::Aws(algorithm) => Some(AwsSigning { algorithm, region: region.clone(), service: service.clone() }),
             _ => None,
         };
-        let mut aws_key = aws.as_ref().and_then(|_| self.aws_key(workspace, settings, context, findings));
+        let has_key = is_aws && self.fetched_value().is_none();
+        let mut aws_key = has_key.then(|| self.aws_key(workspace, settings, context, findings)).flatten();
         if aws.is_some() && aws_key.is_none() {
             value = None;
-        }
-        if let Some(role) = role {
-            let (key, secret) = (aws_key.take(), value.take());
-            let request =
-                key.zip(secret).and_then(|(key, secret)| role.request(key, secret, one_region(region.as_deref())));
-            let method = request.map(|request| MintMethod::Role(Arc::new(request)));
-            recipe = method.map(|method| MintRecipe { method, mint_timeout: self.mint.timeout() });
         }
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
             && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
@@ -679,6 +738,15 @@ impl RawCredential {
                 "another placeholder, in the format of a real key",
             );
         }
+        if let Some(role) = role {
+            let (key, secret) = (aws_key.take(), value.take());
+            let request =
+                key.zip(secret).and_then(|(key, secret)| role.request(key, secret, one_region(region.as_deref())));
+            let method = request.map(|request| MintMethod::Role(Arc::new(request)));
+            recipe = method.map(|method| MintRecipe { method, mint_timeout: self.mint.timeout() });
+        }
+        // Without a key, it is disabled.
+        let aws = aws.filter(|_| recipe.is_some() || aws_key.is_some());
         let source = match &recipe {
             Some(recipe) => recipe.source(),
             None => self.value.as_ref().map(|CredentialSource(source)| source.to_string()).unwrap_or_default(),
@@ -699,6 +767,7 @@ impl RawCredential {
             identity,
             value,
             minting: recipe.map(|recipe| Minting::new(recipe, workspace)),
+            former: OnceLock::new(),
             strength: OnceLock::new(),
         })
     }
@@ -982,6 +1051,19 @@ fn placement(place: &str) -> Option<Placement> {
 fn is_pointer(pointer: &str) -> bool {
     let is_escaped = |token: &str| token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
     pointer.len() <= MAX_POINTER && pointer.starts_with('/') && pointer.split('/').all(is_escaped)
+}
+
+/// Returns the member of a source, if it is one beside that of the value: of the same item or output, and another one.
+fn member_beside(value: &Source, part: &Source) -> Option<String> {
+    let (of_value, of_part) = match (value, part) {
+        (Source::Store(value), Source::Store(part)) if value.has_item_of(part) => (&value.member, &part.member),
+        (Source::Command(value), Source::Command(part)) if value.command == part.command => {
+            (&value.member, &part.member)
+        }
+        _ => return None,
+    };
+    let (of_value, of_part) = (of_value.as_ref()?, of_part.as_ref()?);
+    (of_value != of_part).then(|| of_part.clone())
 }
 
 /// Returns the region, if it is not a set of regions.

@@ -20,6 +20,8 @@ use crate::model::secret::Secret;
 /// The most earlier tokens of a credential that are searched for, beside those that are sent. There are fewer unless an endpoint
 /// issues tokens of seconds.
 const MAX_EARLIER: usize = 16;
+/// The most values of removed recipes that are searched for.
+pub(super) const MAX_FORMER: usize = MAX_EARLIER;
 /// With this many earlier tokens that may still be valid, none is replaced before its time.
 pub const MAX_REPLACED: usize = 8;
 /// The most secrets of a recipe that are searched for after they were replaced.
@@ -413,6 +415,11 @@ impl MintedValue {
         times.expires = (times.expires.0.min(at), times.expires.1.min(wall + time));
     }
 
+    /// Returns true if it may still be valid.
+    pub(super) fn is_searched_for(&self) -> bool {
+        self.times.read().searched_until > Instant::now()
+    }
+
     fn has_expired(&self) -> bool {
         let expires = self.times.read().expires;
         expires.0 <= Instant::now() || expires.1 <= SystemTime::now()
@@ -577,18 +584,22 @@ impl Minting {
 
     /// Returns the tokens that may still be valid, except those that are kept elsewhere, and the oldest if there are too many.
     fn searched_besides(&self, kept: &[&Option<Arc<MintedValue>>]) -> Vec<Arc<MintedValue>> {
-        let now = Instant::now();
         let is_kept =
             |value: &MintedValue| kept.iter().any(|kept| kept.as_ref().is_some_and(|kept| kept.is_same_as(value)));
         let all = self.current.iter().chain(&self.next).chain(&self.earlier);
         self.current.iter().chain(&self.next).filter(|value| !is_kept(value)).for_each(|value| value.replace());
         let mut left: Vec<Arc<MintedValue>> = Vec::new();
-        for value in all.filter(|value| value.times.read().searched_until > now && !is_kept(value)) {
+        for value in all.filter(|value| value.is_searched_for() && !is_kept(value)) {
             if left.len() < MAX_EARLIER && !left.iter().any(|known| known.is_same_as(value)) {
                 left.push(value.clone());
             }
         }
         left
+    }
+
+    /// Returns the values that may still be valid when the recipe is removed.
+    pub(super) fn replaced(&self) -> Vec<Arc<MintedValue>> {
+        self.searched_besides(&[])
     }
 
     /// Returns the secrets that are no longer those of the recipe.
@@ -649,6 +660,7 @@ mod tests {
             item: StoreItem::VaultKv1 { path: Vec::new() },
             refresh: Duration::from_secs(600),
             max_stale: Duration::from_secs(3600),
+            aws_key: None,
         };
         MintRecipe { method: MintMethod::Store(Arc::new(read)), mint_timeout: Duration::from_secs(10) }
     }

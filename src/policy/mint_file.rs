@@ -581,7 +581,7 @@ mod tests {
         }
         // Those of VAULTED and JIRA are in files of another machine.
         recipes.sort();
-        let stored = ["CRM_KEY", "GITHUB_TOKEN", "LICENSE", "LINEAR", "NOTION", "STRIPE", "WAREHOUSE"];
+        let stored = ["CRM_KEY", "GITHUB_TOKEN", "LEASED", "LICENSE", "LINEAR", "NOTION", "STRIPE", "WAREHOUSE"];
         let minted = ["CRM", "DEPLOY", "GITHUB", "GOOGLE", "GRAPH", "LEDGER", "MAIL", "PARTNER"];
         let mut want: Vec<&str> = stored.into_iter().chain(minted).collect();
         want.sort_unstable();

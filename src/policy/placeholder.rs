@@ -105,6 +105,7 @@ mod tests {
             identity: None,
             value: None,
             minting: None,
+            former: OnceLock::new(),
         })
     }
 

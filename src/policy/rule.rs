@@ -14,7 +14,7 @@ use super::approval::Approval;
 use super::compile::Problem;
 use super::credential::{Credential, strong_values};
 use super::leak::Leak;
-use super::mint::{MintKey, MintMethod, MintRecipe, Minting};
+use super::mint::{MintKey, MintRecipe, Minting};
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
@@ -56,6 +56,8 @@ pub struct Policy {
     pub(super) minted: HashMap<MintKey, Arc<Credential>>,
     /// The addresses of secret stores that are reached without TLS.
     pub(super) local_stores: Arc<[SocketAddr]>,
+    /// The commands of the configuration, whether a task has their credential or not.
+    pub(super) commands: Arc<[Vec<String>]>,
     /// The values of all credentials and tokens, which no log or record may contain.
     pub(super) log_values: Arc<LogValues>,
     /// Those of them that are not minted.
@@ -326,14 +328,10 @@ impl Policy {
         self.credentials.iter()
     }
 
-    /// Returns the commands whose output is the value of a credential.
+    /// Returns the commands of the configuration, whether a task has their credential or not.
     #[must_use]
-    pub fn commands(&self) -> Vec<Vec<String>> {
-        let command = |credential: &Arc<Credential>| match &credential.recipe()?.method {
-            MintMethod::Command(read) => Some(read.source.command.clone()),
-            _ => None,
-        };
-        self.credentials.iter().filter_map(command).collect()
+    pub fn commands(&self) -> &[Vec<String>] {
+        &self.commands
     }
 
     /// Returns a minted credential.
@@ -361,6 +359,13 @@ impl Policy {
 
     /// Takes over the values that were minted under an older policy.
     pub(super) fn take_over_minted(&mut self, old: &Self) {
+        let place = |credential: &Credential| (credential.name().clone(), credential.workspace().to_owned());
+        let all: HashMap<_, &Arc<Credential>> = old.credentials.iter().map(|old| (place(old), old)).collect();
+        for credential in &self.credentials {
+            if let Some(old) = all.get(&place(credential)) {
+                credential.take_over_former(old);
+            }
+        }
         let known: HashMap<MintKey, &Arc<Credential>> =
             old.credentials.iter().filter_map(|old| Some((old.mint_key()?, old))).collect();
         let taken_over = |credential: &Arc<Credential>| {
@@ -412,6 +417,7 @@ impl Policy {
             tasks,
             minted: minted(&credentials),
             local_stores: self.local_stores.clone(),
+            commands: self.commands.clone(),
             credentials,
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::aws::FetchedAwsKey;
 use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
 use super::settings::Source;
@@ -53,6 +54,8 @@ pub struct StoreRead {
     pub reference: StoreReference,
     /// The item in the server.
     pub item: StoreItem,
+    /// The rest of the key, if the value is the secret of one of AWS.
+    pub aws_key: Option<FetchedAwsKey>,
     /// The time after which the value is read again, unless the server states its life.
     pub refresh: Duration,
     /// How much longer a value is used while the server does not answer.
@@ -270,6 +273,13 @@ impl StoreReference {
     }
 }
 
+impl StoreReference {
+    /// Returns whether both are members of one item.
+    pub(super) fn has_item_of(&self, other: &Self) -> bool {
+        self.scheme == other.scheme && self.segments == other.segments
+    }
+}
+
 impl fmt::Display for StoreReference {
     /// Writes the URI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -345,6 +355,7 @@ impl StoreRead {
     pub(super) fn add_to(&self, hash: &mut PartsHash) {
         self.server.add_to(hash);
         hash.add_all([self.reference.to_string().as_str(), &format!("{:?}", self.item)]);
+        self.aws_key.iter().for_each(|key| key.add_to(hash));
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use toml::Value;
 
-use super::aws;
+use super::aws::{self, FetchedAwsKey};
 use super::command_source::{CommandRead, CommandSource};
 use super::credential_file::{AccessKeyId, CredentialSource};
 use super::held_secret::HeldSecret;
@@ -518,10 +518,15 @@ impl RawStores {
 }
 
 /// Returns the recipe of a value that a command prints.
-pub(super) fn command_recipe(source: &CommandSource, keeping: RawKeeping, mint_timeout: Duration) -> MintRecipe {
+pub(super) fn command_recipe(
+    source: &CommandSource,
+    aws_key: Option<FetchedAwsKey>,
+    keeping: RawKeeping,
+    mint_timeout: Duration,
+) -> MintRecipe {
     let RawKeeping { refresh, max_stale } = keeping;
     let (refresh, max_stale) = (refresh.unwrap_or(REFRESH), max_stale.unwrap_or(MAX_STALE));
-    let read = CommandRead { source: source.clone(), refresh, max_stale };
+    let read = CommandRead { source: source.clone(), aws_key, refresh, max_stale };
     MintRecipe { method: MintMethod::Command(Arc::new(read)), mint_timeout }
 }
 
@@ -529,7 +534,7 @@ impl SecretStores {
     /// Returns the recipe of a value. `None` if a problem has been reported.
     pub(super) fn recipe(
         &self,
-        reference: &StoreReference,
+        (reference, aws_key): (&StoreReference, Option<FetchedAwsKey>),
         keeping: RawKeeping,
         mint_timeout: Duration,
         (path, findings): (&str, &Findings),
@@ -544,6 +549,7 @@ impl SecretStores {
             server: self.server(reference, &item)?,
             reference: reference.clone(),
             item,
+            aws_key,
             refresh: keeping.refresh.unwrap_or(REFRESH),
             max_stale: keeping.max_stale.unwrap_or(MAX_STALE),
         };
@@ -684,7 +690,7 @@ mod tests {
                 vault(""),
                 "auth_type = \"tls_client\"\ncertificate = \"env:KEY\"\nvalue = \"vault://secret/a#b\"".to_owned(),
                 "credentials.C.value",
-                "which a secret store is not",
+                "which a secret store or a command is not",
             ),
             (
                 vault(""),

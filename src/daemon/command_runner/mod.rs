@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -19,18 +19,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{Mutex as AsyncMutex, OnceCell, oneshot};
+use tokio::sync::{Mutex as AsyncMutex, OnceCell, Semaphore, oneshot};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use self::wire::{RunRequest, RunResult};
-use super::secret_store::text_value;
+use self::wire::{MAX_LIST, RunRequest, RunResult};
+use super::secret_store::{Wanted, text_value};
 use crate::policy::command_source::CommandRead;
 use crate::policy::mint::TokenLife;
 use crate::stages::mint::{IssuedToken, MintError};
 
-/// How long a result is waited for. A command has less time, but may wait for others.
-const RESULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a result is waited for, at most. A command has less time.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(40);
+/// How long a command waits for the end of others.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The variables that commands get, if they are set. All others may have secrets.
 const VARIABLES: [&str; 8] =
     ["DBUS_SESSION_BUS_ADDRESS", "HOME", "LANG", "LOGNAME", "TMPDIR", "USER", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];
@@ -41,6 +44,9 @@ pub struct CommandRunner {
     /// The socket, until it is used.
     socket: Mutex<Option<StdUnixStream>>,
     connection: OnceCell<Connection>,
+    process: Mutex<Option<Child>>,
+    /// Requests wait here, so that none waits in the process, where it could not be taken back.
+    slots: Semaphore,
     last_id: AtomicU32,
 }
 
@@ -75,26 +81,37 @@ impl CommandRunner {
         let mut process = Command::new(program);
         process.arg(SUBCOMMAND).env_clear().envs(variables).current_dir("/").process_group(0);
         process.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
-        process.spawn()?;
-        // The process reads it at once, so a long list does not block for ever.
         let list = serde_json::to_vec(&commands)?;
-        let length = u32::try_from(list.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let length = u32::try_from(list.len()).ok().filter(|_| list.len() <= MAX_LIST);
+        let length = length.ok_or_else(|| io::Error::other("there are too many commands"))?;
+        let child = process.spawn()?;
+        // It has the other end of the pair. If the process ends before it has read the list, writing fails.
+        drop(process);
         socket.write_all(&length.to_be_bytes())?;
         socket.write_all(&list)?;
         socket.set_nonblocking(true)?;
-        let socket = Mutex::new(Some(socket));
-        Ok(Some(Self { commands, socket, connection: OnceCell::new(), last_id: AtomicU32::new(0) }))
+        Ok(Some(Self {
+            commands,
+            socket: Mutex::new(Some(socket)),
+            connection: OnceCell::new(),
+            process: Mutex::new(Some(child)),
+            slots: Semaphore::new(process::MAX_RUNNING),
+            last_id: AtomicU32::new(0),
+        }))
     }
 
     /// Returns the value that a command prints.
     pub(super) async fn read(&self, read: &CommandRead) -> Result<IssuedToken, MintError> {
         let place = self.commands.binary_search(&read.source.command).ok();
         let place = place.and_then(|place| u32::try_from(place).ok()).ok_or_else(unknown_command)?;
+        let slot = timeout(QUEUE_TIMEOUT, self.slots.acquire()).await;
+        let _slot = slot.map_err(|_| MintError::new("too many commands run, and none of them ends"))?;
         let output = timeout(RESULT_TIMEOUT, self.output(place)).await;
         let output = output.map_err(|_| MintError::new("the command did not end in time"))??;
-        let value = text_value(&output, read.source.member.as_deref())?;
+        let wanted = Wanted { member: read.source.member.as_deref(), aws_key: read.aws_key.as_ref() };
+        let (value, aws_key) = text_value(&output, wanted)?;
         let life = TokenLife::Kept { refresh: read.refresh, max_stale: read.max_stale };
-        Ok(IssuedToken { value, aws_key: None, life })
+        Ok(IssuedToken { value, aws_key, life })
     }
 
     async fn output(&self, command: u32) -> Result<Zeroizing<Vec<u8>>, MintError> {
@@ -103,6 +120,7 @@ impl CommandRunner {
         let id = self.last_id.fetch_add(1, Ordering::Relaxed);
         let (sender, result) = oneshot::channel();
         connection.waiting.lock().as_mut().ok_or_else(ended)?.insert(id, sender);
+        let _entry = WaitingEntry { id, waiting: &connection.waiting };
         let request = RunRequest { id, command }.write(&mut *connection.requests.lock().await).await;
         request.map_err(|_| ended())?;
         result.await.map_err(|_| ended())?.map_err(MintError::new)
@@ -112,8 +130,16 @@ impl CommandRunner {
         let socket = self.socket.lock().take().ok_or(io::ErrorKind::NotConnected)?;
         let (results, requests) = UnixStream::from_std(socket)?.into_split();
         let waiting = Arc::new(Waiting::new(Some(HashMap::new())));
-        tokio::spawn(distribute(results, waiting.clone()));
+        tokio::spawn(distribute(results, waiting.clone(), self.process.lock().take()));
         Ok(Connection { requests: AsyncMutex::new(requests), waiting })
+    }
+}
+
+impl Drop for CommandRunner {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.get() {
+            *connection.waiting.lock() = None;
+        }
     }
 }
 
@@ -121,14 +147,36 @@ impl CommandRunner {
 pub const SUBCOMMAND: &str = "run-commands";
 
 /// Gives each result to the request that waits for it.
-async fn distribute(mut results: OwnedReadHalf, waiting: Arc<Waiting>) {
+async fn distribute(mut results: OwnedReadHalf, waiting: Arc<Waiting>, process: Option<Child>) {
     while let Ok(RunResult { id, output }) = RunResult::read(&mut results).await {
         if let Some(sender) = waiting.lock().as_mut().and_then(|waiting| waiting.remove(&id)) {
             // Nobody waits for it any more.
             let _ = sender.send(output);
         }
     }
-    *waiting.lock() = None;
+    if waiting.lock().take().is_none() {
+        // The daemon itself has ended it.
+        return;
+    }
+    tracing::warn!(
+        "the process that runs commands has ended; values of commands are not read any more until a restart"
+    );
+    if let Some(mut process) = process {
+        // Its status tells nothing more.
+        let _ = spawn_blocking(move || process.wait()).await;
+    }
+}
+
+/// The place of a result, which is removed when nobody waits for it any more.
+struct WaitingEntry<'w> {
+    id: u32,
+    waiting: &'w Waiting,
+}
+
+impl Drop for WaitingEntry<'_> {
+    fn drop(&mut self) {
+        self.waiting.lock().as_mut().and_then(|waiting| waiting.remove(&self.id));
+    }
 }
 
 fn unknown_command() -> MintError {

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 use zeroize::Zeroizing;
@@ -19,8 +21,10 @@ use super::wire::{MAX_LIST, MAX_OUTPUT, RunRequest, RunResult};
 
 /// How long a command may run.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many commands run at the same time. Others wait.
-const MAX_RUNNING: usize = 8;
+/// How many commands run at the same time. The daemon sends no other requests meanwhile.
+pub(super) const MAX_RUNNING: usize = 16;
+/// How long the rest of the output may take after the end of the command.
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
 /// The directories in which programs find others.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -44,6 +48,8 @@ async fn serve(socket: StdUnixStream) -> io::Result<()> {
     let (results, slots) = (Arc::new(Mutex::new(results)), Arc::new(Semaphore::new(MAX_RUNNING)));
     // Its tasks end with it, and with them what they run.
     let mut running = tokio::task::JoinSet::new();
+    // A service manager sends them to all of its processes, and this one is needed until the daemon ends.
+    let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
     while let Some(RunRequest { id, command }) = RunRequest::read(&mut requests).await? {
         let command = usize::try_from(command).ok().and_then(|place| commands.get(place)).cloned();
         let (results, slots) = (results.clone(), slots.clone());
@@ -86,17 +92,37 @@ async fn output(command: &[String]) -> Result<Zeroizing<Vec<u8>>, String> {
         // It does not grow, so that no copy is left behind.
         let mut output = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT.saturating_add(1)));
         let limit = u64::try_from(MAX_OUTPUT.saturating_add(1)).unwrap_or_default();
-        let read = stdout.take(limit).read_to_end(&mut output).await;
+        let mut stdout = stdout.take(limit);
+        let (read, status) = {
+            let mut read = pin!(stdout.read_to_end(&mut output));
+            tokio::select! {
+                read = &mut read => {
+                    // With more output than that, it need not end.
+                    let status = timeout(if stdout_is_full(&read) { Duration::ZERO } else { COMMAND_TIMEOUT }, child.wait());
+                    (read, status.await.ok())
+                }
+                status = child.wait() => {
+                    // Others that it has started may have its output open.
+                    drop(group);
+                    (timeout(REST_TIMEOUT, read).await.unwrap_or(Ok(0)), Some(status))
+                }
+            }
+        };
         read.map_err(|error| format!("the output of {program} cannot be read: {}", error.kind()))?;
         if output.len() > MAX_OUTPUT {
             return Err(format!("{program} printed more than {MAX_OUTPUT} bytes"));
         }
-        let status = child.wait().await.map_err(|error| format!("{program} is lost: {}", error.kind()))?;
+        let status = status.ok_or_else(|| format!("{program} did not end"))?;
+        let status = status.map_err(|error| format!("{program} is lost: {}", error.kind()))?;
         if status.success() { Ok(output) } else { Err(format!("{program} ended with {}", ended(status))) }
     };
     let result = timeout(COMMAND_TIMEOUT, run).await;
-    drop(group);
     result.unwrap_or_else(|_| Err(format!("{program} did not end within {} s", COMMAND_TIMEOUT.as_secs())))
+}
+
+/// Returns true if a command has printed more than it may.
+fn stdout_is_full(read: &io::Result<usize>) -> bool {
+    read.as_ref().is_ok_and(|length| *length > MAX_OUTPUT)
 }
 
 fn ended(status: ExitStatus) -> String {

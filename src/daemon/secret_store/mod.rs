@@ -27,6 +27,7 @@ use super::own_request::{OwnRequests, is_json, retry_after};
 use super::own_server::OwnServers;
 use super::token_endpoint::TokenEndpoints;
 use crate::model::secret::Secret;
+use crate::policy::aws::{AwsKey, FetchedAwsKey, FetchedKeyId, is_access_key_id};
 use crate::policy::held_secret::HeldSecret;
 use crate::policy::mint::TokenLife;
 use crate::policy::secret_store::{LoginSecret, StoreItem, StoreRead, StoreServer};
@@ -38,6 +39,8 @@ use crate::stages::pin::OwnServer;
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum size of a response's body, in bytes. Items of Vault have 1 MiB at most.
 const MAX_RESPONSE: usize = 2 * 1024 * 1024;
+/// The longest session token of AWS, in bytes. Services accept heads of 8 KiB at least.
+pub(super) const MAX_SESSION_TOKEN: usize = 4096;
 const JSON: &str = "application/json";
 /// All but the characters that a segment of a path may carry as they are (RFC 3986 §2.3).
 const NOT_IN_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -73,7 +76,17 @@ struct StoreFailure {
 /// A value, and its life if the store states one.
 struct StoreValue {
     value: Secret,
+    aws_key: Option<AwsKey>,
     life: Option<TokenLife>,
+}
+
+/// The parts of an item that are wanted.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'w> {
+    /// The member with the value. `None` for the whole text.
+    pub(super) member: Option<&'w str>,
+    /// The rest of the key, if the value is the secret of one of AWS.
+    pub(super) aws_key: Option<&'w FetchedAwsKey>,
 }
 
 impl SecretStores {
@@ -100,9 +113,9 @@ impl SecretStores {
             Err(_) => Err(MintError::new("the store did not answer in time")),
         };
         let kept = TokenLife::Kept { refresh: used.refresh, max_stale: used.max_stale };
-        let token = value.and_then(|StoreValue { value, life }| {
+        let token = value.and_then(|StoreValue { value, aws_key, life }| {
             let value = checked(value)?;
-            Ok(IssuedToken { value, aws_key: None, life: life.unwrap_or(kept) })
+            Ok(IssuedToken { value, aws_key, life: life.unwrap_or(kept) })
         });
         (token, next)
     }
@@ -126,15 +139,45 @@ impl SecretStores {
     }
 }
 
-/// Returns the value in a text, without a line feed at its end: the whole of it, or a member of the JSON object in it.
-pub(super) fn text_value(text: &[u8], member: Option<&str>) -> Result<Secret, MintError> {
-    checked(match member {
-        None => Secret::new(text.to_vec()),
-        Some(name) => {
-            let members = serde_json::from_slice::<Members>(text);
-            members.map_err(|_| MintError::lasting("the value is not a JSON object"))?.text(name)?
+/// Returns the value in a text, without a line feed at its end: the whole of it, or a member of the JSON object in it, perhaps with
+/// others.
+pub(super) fn text_value(text: &[u8], wanted: Wanted<'_>) -> Result<(Secret, Option<AwsKey>), MintError> {
+    let text_value = |text: &[u8]| checked(Secret::new(text.to_vec()));
+    match wanted {
+        Wanted { member: None, aws_key: None } => Ok((text_value(text)?, None)),
+        Wanted { member: None, aws_key: Some(FetchedAwsKey { access_key_id: FetchedKeyId::Text(id), .. }) } => {
+            let key = AwsKey { access_key_id: id.clone(), session_token: None };
+            Ok((text_value(text)?, Some(key)))
         }
-    })
+        _ => {
+            let members = serde_json::from_slice::<Members>(text);
+            member_values(&members.map_err(|_| MintError::lasting("the value is not a JSON object"))?, wanted)
+        }
+    }
+}
+
+/// Returns the value among the members of an item, perhaps with others.
+fn member_values(members: &Members, wanted: Wanted<'_>) -> Result<(Secret, Option<AwsKey>), MintError> {
+    let value = checked(members.text(wanted.member.unwrap_or_default())?)?;
+    let Some(FetchedAwsKey { access_key_id, session_token }) = wanted.aws_key else { return Ok((value, None)) };
+    let access_key_id = match access_key_id {
+        FetchedKeyId::Text(id) => id.clone(),
+        FetchedKeyId::Member(name) => {
+            let id = String::from_utf8(members.text(name)?.expose().to_vec()).ok().filter(|id| is_access_key_id(id));
+            id.ok_or_else(|| MintError::lasting("the item has no valid id of an access key"))?
+        }
+    };
+    let session_token = match session_token {
+        Some(name) => {
+            let token = checked(members.text(name)?)?;
+            let fits = token.expose().iter().all(u8::is_ascii_graphic) && token.expose().len() <= MAX_SESSION_TOKEN;
+            let token = Some(token).filter(|_| fits);
+            let token = token.ok_or_else(|| MintError::lasting("the item has no valid session token"))?;
+            Some(Arc::new(HeldSecret::new(token)))
+        }
+        None => None,
+    };
+    Ok((value, Some(AwsKey { access_key_id, session_token })))
 }
 
 fn checked(value: Secret) -> Result<Secret, MintError> {
@@ -241,10 +284,22 @@ impl StoreRequest {
     }
 }
 
+/// Returns the parts that a read wants.
+fn wanted(read: &StoreRead) -> Wanted<'_> {
+    Wanted { member: read.reference.member.as_deref(), aws_key: read.aws_key.as_ref() }
+}
+
 impl StoreValue {
+    /// Returns the value among the members of an item.
+    fn of_members(members: &Members, read: &StoreRead, life: Option<TokenLife>) -> Result<Self, MintError> {
+        let (value, aws_key) = member_values(members, wanted(read))?;
+        Ok(Self { value, aws_key, life })
+    }
+
     /// Returns the value in a text: the whole of it, or a member of the JSON object in it.
     fn of_text(text: &str, read: &StoreRead) -> Result<Self, MintError> {
-        Ok(Self { value: text_value(text.as_bytes(), read.reference.member.as_deref())?, life: None })
+        let (value, aws_key) = text_value(text.as_bytes(), wanted(read))?;
+        Ok(Self { value, aws_key, life: None })
     }
 }
 

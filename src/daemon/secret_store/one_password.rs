@@ -8,6 +8,7 @@ use zeroize::Zeroizing;
 use super::{StoreRequest, StoreValue, bearer, parsed, path};
 use crate::daemon::own_request::OwnRequests;
 use crate::model::secret::Secret;
+use crate::policy::aws::{AwsKey, FetchedAwsKey, FetchedKeyId};
 use crate::policy::secret_store::{StoreItem, StoreRead};
 use crate::stages::mint::MintError;
 
@@ -61,7 +62,13 @@ pub(super) async fn read(requests: &OwnRequests, read: &StoreRead) -> Result<Sto
         }
     };
     let item: Item = get(requests, read, &path(["v1", "vaults", &vault, "items", &item])).await?;
-    Ok(StoreValue { value: item.value(section.as_deref(), field)?, life: None })
+    // The id of an AWS key is in the configuration: a reference names one field.
+    let key = |key: &FetchedAwsKey| match &key.access_key_id {
+        FetchedKeyId::Text(id) => Some(AwsKey { access_key_id: id.clone(), session_token: None }),
+        FetchedKeyId::Member(_) => None,
+    };
+    let aws_key = read.aws_key.as_ref().and_then(key);
+    Ok(StoreValue { value: item.value(section.as_deref(), field)?, aws_key, life: None })
 }
 
 /// Returns true for the id of a vault or an item. A name with this form has to be given as its id.

@@ -90,7 +90,6 @@ pub(super) async fn read(
     read: &StoreRead,
     purpose: Purpose,
 ) -> Result<StoreValue, MintError> {
-    let member = read.reference.member.as_deref().unwrap_or_default();
     let server = Server { logins, requests, server: &read.server };
     let strs = |names: &[String]| path(names.iter().map(String::as_str));
     match &read.item {
@@ -99,15 +98,15 @@ pub(super) async fn read(
             if !answer.lease_id.is_empty() {
                 return Err(MintError::lasting("the secret has a lease, so its engine is a dynamic one"));
             }
-            Ok(StoreValue { value: answer.data.text(member)?, life: None })
+            StoreValue::of_members(&answer.data, read, None)
         }
         StoreItem::VaultKv2 { mount, path } => {
             let place = format!("{}/data{}", strs(mount), strs(path));
             let answer: Kv2Answer = server.ask(&StoreCall::get(place)).await?.0;
             let data = answer.data.data.ok_or_else(|| MintError::lasting("the item was deleted"))?;
-            Ok(StoreValue { value: data.text(member)?, life: None })
+            StoreValue::of_members(&data, read, None)
         }
-        StoreItem::VaultLease { path } => leases.read(&server, &strs(path), member, purpose).await,
+        StoreItem::VaultLease { path } => leases.read(&server, &strs(path), read, purpose).await,
         _ => Err(MintError::lasting("not an item of Vault")),
     }
 }
@@ -130,7 +129,7 @@ impl Leases {
         &self,
         server: &Server<'_>,
         place: &str,
-        member: &str,
+        read: &StoreRead,
         purpose: Purpose,
     ) -> Result<StoreValue, MintError> {
         let key = (server.server.fingerprint(), place.to_owned());
@@ -156,7 +155,7 @@ impl Leases {
             *lease = Some(server.create(place).await?);
         }
         let held = lease.as_ref().ok_or_else(|| MintError::new("there is no lease"))?;
-        Ok(StoreValue { value: held.members.text(member)?, life: Some(TokenLife::Stated(held.left())) })
+        StoreValue::of_members(&held.members, read, Some(TokenLife::Stated(held.left())))
     }
 }
 

@@ -146,7 +146,7 @@ impl TokenEndpoints {
         let request = spawn_blocking(move || request::build(&signed, now)).await;
         let request = request.map_err(|_| MintError::new("the request could not be built"))??;
         let response = self.requests.send(&recipe.url, request).await?;
-        let new = self.skews.note(&host, response.headers());
+        let new = self.skews.note(&host, response.headers(), known);
         Ok(Asked { response, skew: new.unwrap_or(known), has_new_skew: new.is_some() })
     }
 

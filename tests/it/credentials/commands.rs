@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use super::aws::verify_signature_of;
 use super::token_server::token;
 use crate::lab::client::{empty, h1};
 use crate::lab::{LabBuilder, Origin, Reply, wait_until};
@@ -165,6 +166,45 @@ async fn what_is_no_value_is_not_sent() {
     assert_eq!(place.mints()[0]["rule"], "/nonexistent/program cannot be run: entity not found");
 }
 
+/// The output of a `credential_process` of AWS.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_prints_a_key_of_aws() {
+    let (id, secret) = ("ASIAQ3EGSIZTEXAMPLE1", "q7Zk2mXv9LpW4sVt1234+6eRRu8YbN3cHd5J/001");
+    let script = format!(
+        "echo '{{\"Version\": 1, \"AccessKeyId\": \"{id}\", \"SecretAccessKey\": \"{secret}\", \"SessionToken\": \"{}\"}}'",
+        token(9)
+    );
+    let place = Place::new(&source("", ""), &script).await;
+    let part = |member: &str| format!("'{}'", source("", member));
+    let parts = format!(
+        "access_key_id = {}\nsession_token = {}\nregion = \"a\"\nservice = \"b\"",
+        part("#AccessKeyId"),
+        part("#SessionToken")
+    );
+    place.configure(&source("", "#SecretAccessKey"), &parts);
+    let file = place.dir().join("e.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let helper = place.dir().join("helper").display().to_string();
+    let text = text.replace("HELPER", &helper).replacen("\"bearer\"", "\"aws_sigv4\"", 1);
+    fs::write(&file, text).unwrap();
+    let served = place.serve();
+    assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?} {}", place.mints(), served.stderr());
+    let seen = place.origin.last();
+    verify_signature_of((id, secret), "GET", &seen, ("a", "b"));
+    assert_eq!(seen.header("x-amz-security-token"), Some(token(9).as_str()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_command_leaves_behind_is_killed_and_its_output_counts() {
+    let script =
+        format!("sleep 1000 & echo $! > \"$HERE/new-pids\"; mv \"$HERE/new-pids\" \"$HERE/pids\"; echo {}", token(0));
+    let place = Place::new(&source("", ""), &script).await;
+    let served = place.serve();
+    assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
+    let left = pids(&fs::read_to_string(place.dir().join("pids")).unwrap());
+    wait_until("the rest has ended", || !left.iter().copied().any(lives)).await;
+}
+
 /// The process that runs commands knows only those from the start of the daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_of_a_later_configuration_needs_a_restart() {
@@ -172,6 +212,12 @@ async fn a_command_of_a_later_configuration_needs_a_restart() {
     let place = Place::new(&source("", "#token"), &script).await;
     let served = place.serve();
     assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
+    // A signal that is sent to all processes of a service does not end it.
+    let daemon = served.child.id();
+    let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).unwrap();
+    for child in pids(&children) {
+        kill_process(child, Signal::TERM).unwrap();
+    }
     place.configure(&source(", \"2\"", "#token"), "mint_timeout = \"5s\"");
     served.signal(Signal::HUP);
     wait_until("the policy is reloaded", || served.stderr().contains("a new policy is in force")).await;
@@ -184,6 +230,18 @@ async fn a_command_of_a_later_configuration_needs_a_restart() {
     let served = place.serve();
     assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
     assert_eq!(place.count("runs2"), 1);
+    drop(served);
+
+    // One that no task had at the start is known.
+    let file = place.dir().join("e.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("credentials = [\"KEY\", ", "credentials = [")).unwrap();
+    let served = place.serve();
+    assert!(place.get(&served).await.contains("credential_unknown"));
+    fs::write(&file, text).unwrap();
+    served.signal(Signal::HUP);
+    wait_until("the policy is reloaded", || served.stderr().contains("a new policy is in force")).await;
+    assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
 }
 
 fn pids(text: &str) -> Vec<Pid> {

@@ -186,6 +186,39 @@ async fn a_rejected_key_is_replaced_and_searched_for_on() {
     assert_eq!(assumed.server.asked().last().unwrap().parameter("RoleSessionName").as_deref(), Some("other"));
 }
 
+/// A reload without the key disables the credential. The session lives on.
+#[tokio::test]
+async fn a_session_is_searched_for_when_its_recipe_is_gone() {
+    let assumed = start("", "", |_, number| xml(200, document(number, 3600))).await;
+    assert_eq!(assumed.send(Way::TunnelH1, "/", "").await.status, 200);
+    let (_, secret, token) = key(0);
+    let file = assumed.lab.dir.path().join("secret");
+    fs::remove_file(&file).unwrap();
+    let text = configuration(&assumed.origin, &assumed.server, "", "");
+    let url = format!("https://api.test:{}/", assumed.origin.port());
+    let post = async |body: &str| assumed.lab.by(Way::TunnelH1, "POST", &url, &[], body).await;
+    for restored in [false, true] {
+        if restored {
+            fs::write(&file, SECRET).unwrap();
+        }
+        assumed.lab.reload(&text);
+        // Twice, because the second policy takes over from the first.
+        assumed.lab.reload(&text);
+        let status = assumed.send(Way::TunnelH1, "/", "").await.status;
+        assert_eq!(status, if restored { 200 } else { 403 });
+        let value = if restored { &token } else { &secret };
+        post(value).await.assert_refused(403, "leak_detected");
+    }
+    assumed.assert_signed_with(1);
+    // Also if the credential signs with the key itself then.
+    let start = text.find("[credentials.AWS.assume_role]").unwrap();
+    let end = text.find("[tasks.t]").unwrap();
+    assumed.lab.reload(&format!("{}{}", &text[..start], &text[end..]));
+    assert_eq!(assumed.send(Way::TunnelH1, "/", "").await.status, 200);
+    assert_eq!(assumed.origin.last().header("x-amz-security-token"), None);
+    post(&key(1).2).await.assert_refused(403, "leak_detected");
+}
+
 /// The clock of the service is an hour ahead of the proxy's, or behind it.
 #[tokio::test]
 async fn a_wrong_clock_is_made_up_for() {

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use http::Response;
 use serde_json::{Value, json};
 
-use super::aws::{Moto, run_script};
+use super::aws::{Moto, run_script, verify_signature_of};
 use super::grants::Key;
 use super::token_server::{Asked, TokenServer, issue, json as answer, token};
 use crate::lab::client::{Reply, Way};
@@ -113,7 +113,8 @@ impl SharedVault {
             vault.created += 1;
             let (id, life) = (format!("crm/creds/agents/{}", vault.created), vault.leases.get("new").copied().unwrap());
             vault.leases.insert(id.clone(), life);
-            let data = json!({ "username": token(500 + vault.created), "password": token(vault.created), "weak": "password1" });
+            let data = json!({ "username": token(500 + vault.created), "password": token(vault.created), "weak": "password1",
+                "access_key": aws_id(vault.created), "secret_key": aws_secret(vault.created), "security_token": token(700 + vault.created) });
             let lease = json!({ "lease_id": id, "lease_duration": life, "renewable": true, "data": data });
             return answer(200, &lease);
         }
@@ -122,6 +123,16 @@ impl SharedVault {
             None => errors(404, "no handler for route"),
         }
     }
+}
+
+/// The id of the key that is created as the `number`th.
+fn aws_id(number: usize) -> String {
+    format!("ASIAQ3EGSIZTEXAMP{number:03}")
+}
+
+/// The secret of that key.
+fn aws_secret(number: usize) -> String {
+    format!("q7Zk2mXv9LpW4sVt{:04}+6eRRu8YbN3cHd5J/{number:03}", 7919 * (number + 3) % 10_000)
 }
 
 fn kv2(field: &str, value: impl Into<Value>) -> Value {
@@ -425,6 +436,61 @@ fn dynamic(lease: u64) -> SharedVault {
     let vault = SharedVault::default();
     vault.0.lock().unwrap().leases.insert("new".to_owned(), lease);
     vault
+}
+
+/// A key of AWS with its three parts in one lease, as Vault's engine for AWS creates it.
+#[tokio::test]
+async fn a_leased_key_of_aws_signs_requests() {
+    let vault = dynamic(2);
+    let store = format!("{APPROLE}\n{DYNAMIC}");
+    let parts = "value = \"vault://crm/creds/agents#secret_key\"\naccess_key_id = \"vault://crm/creds/agents#access_key\"\n\
+                 region = \"eu-west-1\"\nservice = \"sqs\"";
+    let credential =
+        format!("auth_type = \"aws_sigv4\"\nsession_token = \"vault://crm/creds/agents#security_token\"\n{parts}");
+    let stored = with_vault(&store, &credential, &vault).await;
+    let signed_with = |number: usize| {
+        let (id, secret) = (aws_id(number), aws_secret(number));
+        verify_signature_of((&id, &secret), "GET", &stored.origin.last(), ("eu-west-1", "sqs"))
+    };
+    for way in Way::ALL {
+        let fields = [("exeat-credential", "CRM")];
+        assert_eq!(stored.lab.by(way, "GET", &stored.url("/"), &fields, "").await.status, 200);
+    }
+    signed_with(1);
+    assert_eq!(stored.origin.last().header("x-amz-security-token"), Some(token(701).as_str()));
+    // It cannot be extended, so another one follows. Both are searched for.
+    vault.0.lock().unwrap().leases.insert("crm/creds/agents/1".to_owned(), 0);
+    while stored.origin.last().header("x-amz-security-token") == Some(token(701).as_str()) {
+        assert_eq!(stored.get("/").await.status, 200);
+    }
+    signed_with(2);
+    let told = stored.get("/tell").await;
+    assert!(told.text().contains(&aws_id(2)) && !format!("{told:?}").contains(&token(702)), "{told:?}");
+    stored.post(&token(701)).await.assert_refused(403, "leak_detected");
+    stored.post(&aws_secret(2)).await.assert_refused(403, "leak_detected");
+
+    // Without a session token, and with an id that is known.
+    for id in ["vault://crm/creds/agents#access_key", "AKIAIOSFODNN7EXAMPLE"] {
+        let vault = dynamic(3600);
+        let credential = format!("auth_type = \"aws_sigv4\"\n{parts}");
+        let credential = credential.replace("vault://crm/creds/agents#access_key", id);
+        let stored = with_vault(&store, &credential, &vault).await;
+        assert_eq!(stored.get("/").await.status, 200, "{:?}", stored.mints().await);
+        let id = if id.contains(':') { aws_id(1) } else { id.to_owned() };
+        verify_signature_of((&id, &aws_secret(1)), "GET", &stored.origin.last(), ("eu-west-1", "sqs"));
+        assert_eq!(stored.origin.last().header("x-amz-security-token"), None);
+    }
+    for (member, why) in [("weak", "too easy to guess"), ("none", "no such field")] {
+        let credential = credential.replace("security_token", member);
+        let stored = with_vault(&store, &credential, &dynamic(3600)).await;
+        stored.get("/").await.assert_refused(503, "credential_unavailable");
+        let lines = stored.mints().await;
+        assert!(lines[0]["rule"].as_str().unwrap().contains(why), "{lines:?}");
+    }
+    let credential = credential.replace("#access_key", "#weak");
+    let stored = with_vault(&store, &credential, &dynamic(3600)).await;
+    stored.get("/").await.assert_refused(503, "credential_unavailable");
+    assert_eq!(stored.mints().await[0]["rule"], "the item has no valid id of an access key");
 }
 
 /// A reload in the last part of a lease that cannot be extended: its successor is there already.
