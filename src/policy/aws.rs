@@ -21,6 +21,17 @@ pub struct AwsKey {
     pub session_token: Option<Arc<HeldSecret>>,
 }
 
+impl AwsKey {
+    /// Returns true if both are the same.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let is_same_token = match (&self.session_token, &other.session_token) {
+            (Some(own), Some(other)) => own.is(other.secret()),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        self.access_key_id == other.access_key_id && is_same_token
+    }
+}
+
 /// The parts of an access key beside its secret, which is fetched: a member of an item or an output.
 #[derive(Clone)]
 pub struct FetchedAwsKey {

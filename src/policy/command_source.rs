@@ -33,6 +33,8 @@ pub struct CommandRead {
     pub source: CommandSource,
     /// The rest of the key, if the value is the secret of one of AWS.
     pub aws_key: Option<FetchedAwsKey>,
+    /// The value may have several lines.
+    pub is_document: bool,
     /// The time after which it is run again.
     pub refresh: Duration,
     /// How much longer a value is used while the command fails.

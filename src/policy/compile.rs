@@ -129,7 +129,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         }
     }
     let stores = file.secret_stores.compile(context, findings);
-    let commands = file.credentials.values().filter_map(RawCredential::command).map(<[String]>::to_vec).collect();
+    let commands = file.credentials.values().flat_map(RawCredential::commands).map(<[String]>::to_vec).collect();
     let mut known = References {
         stores: &stores,
         integrations: &integrations,

@@ -12,6 +12,7 @@ use subtle::ConstantTimeEq;
 
 use super::aws::{AwsAlgorithm, AwsKey, AwsSigning};
 use super::client_identity::ClientIdentity;
+use super::held_secret::HeldSecret;
 use super::hmac::HmacRecipe;
 use super::mint::{Freshness, MAX_FORMER, MintKey, MintRecipe, MintedValue, Minting, TokenLife, UnusableToken};
 use super::value_fit::{self, Unfit};
@@ -58,10 +59,17 @@ pub struct Credential {
     pub(super) value: Option<Secret>,
     /// The recipe and the tokens of a value that is minted.
     pub(super) minting: Option<Minting>,
-    /// The values that were minted before a reload removed the recipe. They may still be valid, and are searched for.
-    pub(super) former: OnceLock<Vec<Arc<MintedValue>>>,
+    /// The values that were minted before a reload removed the recipe, and its secrets.
+    pub(super) former: OnceLock<Former>,
     /// Estimated at its first use, because the estimate is slow.
     pub(super) strength: OnceLock<Strength>,
+}
+
+/// What is left of a recipe that a reload removed. It may still be valid, and is searched for.
+#[derive(Clone, Default)]
+pub(super) struct Former {
+    values: Vec<Arc<MintedValue>>,
+    secrets: Vec<Arc<HeldSecret>>,
 }
 
 /// The form in which a value is sent.
@@ -569,8 +577,7 @@ impl Credential {
     /// Returns those of the values that are strong, and the secrets of its minting.
     fn strong_terms(&self) -> impl Iterator<Item = Value<'_>> {
         let of_value = self.strength().is_strong().then(|| self.terms_of_value());
-        let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets);
-        let of_recipe = of_recipe.filter_map(|held| held.search_value(&self.name));
+        let of_recipe = self.recipe_secrets().filter_map(|held| held.search_value(&self.name));
         let minted = self
             .other_values()
             .flat_map(|minted| self.terms_of((minted.secret().expose(), minted.password()), minted.strength()));
@@ -590,24 +597,46 @@ impl Credential {
 
     /// Returns the minted values that are searched for, except the one in use.
     fn other_values(&self) -> impl Iterator<Item = &Arc<MintedValue>> {
-        self.minting.iter().flat_map(Minting::other_values).chain(self.former.get().into_iter().flatten())
+        self.minting
+            .iter()
+            .flat_map(Minting::other_values)
+            .chain(self.former.get().into_iter().flat_map(|former| &former.values))
     }
 
     /// Searches for the values of a credential under an older policy, as far as its own minting does not.
     pub(super) fn take_over_former(&self, old: &Self) {
-        let of_minting = old.minting.as_ref().filter(|_| self.minting.is_none());
-        let replaced = of_minting.into_iter().flat_map(Minting::replaced);
-        let before = old.former.get().into_iter().flatten().filter(|value| value.is_searched_for()).cloned();
-        let former: Vec<_> = replaced.chain(before).take(MAX_FORMER).collect();
-        if !former.is_empty() {
+        let removed = old.minting.as_ref().filter(|_| self.minting.is_none());
+        let before = old.former.get();
+        let mut former = Former::default();
+        let values = before.into_iter().flat_map(|before| before.values.iter().cloned());
+        for value in removed.into_iter().flat_map(Minting::replaced).chain(values) {
+            let is_new = !former.values.iter().any(|known| known.is_same_as(&value));
+            if is_new && value.is_searched_for() && former.values.len() < MAX_FORMER {
+                former.values.push(value);
+            }
+        }
+        let secrets = before.into_iter().flat_map(|before| &before.secrets);
+        for held in removed.into_iter().flat_map(Minting::recipe_secrets).chain(secrets) {
+            let is_new = !former.secrets.iter().any(|known| known.is(held.secret()));
+            if is_new && former.secrets.len() < MAX_FORMER {
+                former.secrets.push(held.clone());
+            }
+        }
+        if !former.values.is_empty() || !former.secrets.is_empty() {
             // It has just been compiled.
             let _ = self.former.set(former);
         }
     }
 
+    /// Returns the secrets of the recipe, of earlier ones, and of one that was removed.
+    fn recipe_secrets(&self) -> impl Iterator<Item = &Arc<HeldSecret>> {
+        let former = self.former.get().into_iter().flat_map(|former| &former.secrets);
+        self.minting.iter().flat_map(Minting::recipe_secrets).chain(former)
+    }
+
     /// Returns the secrets of the minting, and the values that were in use.
     fn other_secrets(&self) -> impl Iterator<Item = &[u8]> {
-        let of_recipe = self.minting.iter().flat_map(Minting::recipe_secrets).map(|held| held.secret().expose());
+        let of_recipe = self.recipe_secrets().map(|held| held.secret().expose());
         of_recipe.chain(self.other_values().flat_map(|minted| minted.secrets()))
     }
 

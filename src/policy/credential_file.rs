@@ -24,7 +24,7 @@ use super::secret_store::StoreReference;
 use super::secret_store_file::{RawKeeping, SecretStores, command_recipe};
 use super::settings::{Settings, Source};
 use super::source::{CompileContext, SourceError, has_blank_edge, read_document, read_source, usable, usable_document};
-use super::token_request::StoredSecret;
+use super::token_request::{SecretRead, StoredSecret};
 use super::value_fit::{MAX_VALUE, Unfit, repeated_scheme, unfit};
 use crate::leak::strength::Strength;
 use crate::model::host::Host;
@@ -532,12 +532,13 @@ impl RawCredential {
         }
     }
 
-    /// Returns the command that prints the value, if one does.
-    pub(super) fn command(&self) -> Option<&[String]> {
-        match &self.value {
-            Some(CredentialSource(Source::Command(source))) => Some(&source.command),
+    /// Returns the commands that print its secrets.
+    pub(super) fn commands(&self) -> impl Iterator<Item = &[String]> {
+        let sources = self.value.iter().map(|CredentialSource(source)| source).chain(self.mint.sources());
+        sources.filter_map(|source| match source {
+            Source::Command(source) => Some(source.command.as_slice()),
             _ => None,
-        }
+        })
     }
 
     /// Returns the credentials that are sent beside this one.
@@ -690,7 +691,7 @@ impl RawCredential {
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let minted = self.minted();
-        let secrets = CredentialSecrets { of: self, place: (workspace, settings), context, findings };
+        let secrets = CredentialSecrets { of: self, place: (workspace, settings), stores, context, findings };
         let mut value = match auth {
             _ if minted.is_some() || self.fetched_value().is_some() => None,
             // It has several lines.
@@ -745,8 +746,6 @@ impl RawCredential {
             let method = request.map(|request| MintMethod::Role(Arc::new(request)));
             recipe = method.map(|method| MintRecipe { method, mint_timeout: self.mint.timeout() });
         }
-        // Without a key, it is disabled.
-        let aws = aws.filter(|_| recipe.is_some() || aws_key.is_some());
         let source = match &recipe {
             Some(recipe) => recipe.source(),
             None => self.value.as_ref().map(|CredentialSource(source)| source.to_string()).unwrap_or_default(),
@@ -843,6 +842,7 @@ impl RawCredential {
 struct CredentialSecrets<'c> {
     of: &'c RawCredential,
     place: (&'c str, &'c Settings),
+    stores: &'c SecretStores,
     context: &'c CompileContext<'c>,
     findings: &'c Findings,
 }
@@ -862,6 +862,11 @@ impl ReadSecret for CredentialSecrets<'_> {
         let (workspace, settings) = self.place;
         let store = self.context.secrets.store(&settings.vault);
         StoredSecret { store, workspace: workspace.to_owned(), name: name.to_owned() }
+    }
+
+    fn fetched(&self, key: &str, source: &Source) -> Option<SecretRead> {
+        let at = format!("{}.{key}", self.of.path);
+        self.stores.secret_read(source, key == "private_key", (&at, self.findings))
     }
 
     fn document(&self, key: &str, source: &Source) -> Option<Secret> {

@@ -23,6 +23,24 @@ impl HeldSecret {
         Self { secret, strength: OnceLock::new() }
     }
 
+    /// Creates the place of a secret that is fetched later.
+    #[must_use]
+    pub fn pending() -> Self {
+        Self::new(Secret::new(Vec::new()))
+    }
+
+    /// Returns true if the secret has not been fetched.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        self.secret.expose().is_empty()
+    }
+
+    /// Returns true if this is the secret.
+    #[must_use]
+    pub fn is(&self, secret: &Secret) -> bool {
+        self.secret.expose() == secret.expose()
+    }
+
     /// Returns the secret.
     #[must_use]
     pub fn secret(&self) -> &Secret {

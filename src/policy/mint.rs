@@ -11,7 +11,7 @@ use super::command_source::CommandRead;
 use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
 use super::secret_store::StoreRead;
-use super::token_request::{TokenGrant, TokenRequest};
+use super::token_request::{SecretRead, TokenGrant, TokenRequest};
 use crate::leak;
 use crate::leak::strength::Strength;
 use crate::model::name::CredentialName;
@@ -197,6 +197,19 @@ impl MintRecipe {
         }
     }
 
+    /// Returns the URLs of all servers that are asked for a value.
+    pub(super) fn urls(&self) -> impl Iterator<Item = &HookUrl> {
+        let fetched = match &self.method {
+            MintMethod::Token(request) => request.fetched.as_slice(),
+            _ => &[],
+        };
+        let of_fetched = fetched.iter().filter_map(|fetched| match &fetched.read {
+            SecretRead::Store(read) => Some(&read.server.url),
+            SecretRead::Command(_) => None,
+        });
+        self.url().into_iter().chain(of_fetched)
+    }
+
     /// Returns the server that is asked, without the path of its URL, or the program that is run.
     #[must_use]
     pub fn server(&self) -> String {
@@ -234,11 +247,11 @@ impl MintRecipe {
     /// Returns those of the secrets that change while the policy is in force.
     pub(super) fn changing_secrets(&self) -> impl Iterator<Item = &Arc<HeldSecret>> {
         let (token, store) = match &self.method {
-            MintMethod::Token(request) => (request.changing_token(), None),
+            MintMethod::Token(request) => (Some(request.changing_secrets()), None),
             MintMethod::Store(read) => (None, Some(read)),
             MintMethod::Role(_) | MintMethod::Command(_) => (None, None),
         };
-        token.into_iter().chain(store.into_iter().flat_map(|read| read.secrets()).map(|(_, held)| held))
+        token.into_iter().flatten().chain(store.into_iter().flat_map(|read| read.secrets()).map(|(_, held)| held))
     }
 
     /// Describes what its values permit, without a secret.
@@ -278,7 +291,9 @@ impl MintRecipe {
     #[must_use]
     pub fn with_secrets_of(&self, other: &Self) -> Self {
         let method = match (&self.method, &other.method) {
-            (MintMethod::Token(own), MintMethod::Token(other)) => MintMethod::Token(Arc::new(own.with_token_of(other))),
+            (MintMethod::Token(own), MintMethod::Token(other)) => {
+                MintMethod::Token(Arc::new(own.with_secrets_of(other)))
+            }
             (MintMethod::Store(own), MintMethod::Store(other)) => {
                 let server = other.server.clone();
                 MintMethod::Store(Arc::new(StoreRead { server, ..(**own).clone() }))
@@ -425,17 +440,14 @@ impl MintedValue {
         expires.0 <= Instant::now() || expires.1 <= SystemTime::now()
     }
 
-    /// Returns true if both are the same token.
+    /// Returns true if both are the same token, with the same parts beside it.
     #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
-        self.secret().expose() == other.secret().expose() && self.has_token_of(other)
-    }
-
-    fn has_token_of(&self, other: &Self) -> bool {
-        match (self.session_token(), other.session_token()) {
-            (Some(own), Some(other)) => own.secret().expose() == other.secret().expose(),
+        let is_same_key = match (&self.aws_key, &other.aws_key) {
+            (Some(own), Some(other)) => own.is(other),
             (own, other) => own.is_none() && other.is_none(),
-        }
+        };
+        self.secret().expose() == other.secret().expose() && is_same_key
     }
 
     fn freshness(&self) -> Freshness {
@@ -515,8 +527,8 @@ impl Minting {
     }
 
     /// Returns the secrets of the recipe and of earlier ones.
-    pub(super) fn recipe_secrets(&self) -> impl Iterator<Item = &HeldSecret> {
-        self.recipe.secrets().map(|(_, held)| held.as_ref()).chain(self.retired.iter().map(AsRef::as_ref))
+    pub(super) fn recipe_secrets(&self) -> impl Iterator<Item = &Arc<HeldSecret>> {
+        self.recipe.secrets().map(|(_, held)| held).chain(&self.retired)
     }
 
     /// Returns the number of tokens that were replaced before their time.
@@ -644,6 +656,7 @@ mod tests {
             client: ClientAuth::Public { id: "me".to_owned() },
             parameters: scope.map(|scope| ("scope", scope.to_owned())).into_iter().collect(),
             assumed_life: Duration::from_secs(3600),
+            fetched: Vec::new(),
         };
         MintRecipe { method: MintMethod::Token(Arc::new(request)), mint_timeout: Duration::from_secs(10) }
     }
@@ -661,6 +674,7 @@ mod tests {
             refresh: Duration::from_secs(600),
             max_stale: Duration::from_secs(3600),
             aws_key: None,
+            is_document: false,
         };
         MintRecipe { method: MintMethod::Store(Arc::new(read)), mint_timeout: Duration::from_secs(10) }
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
-use super::credential_file::{CredentialSource, ONLY_VALUES};
+use super::credential_file::CredentialSource;
 use super::held_secret::HeldSecret;
 use super::hook_url::HookUrl;
 use super::mint::{MintMethod, MintRecipe};
 use super::reader::{Findings, Section};
 use super::settings::Source;
-use super::token_request::{Assertion, ClientAuth, StoredSecret, TokenGrant, TokenRequest};
+use super::token_request::{Assertion, ClientAuth, FetchedSecret, SecretRead, StoredSecret, TokenGrant, TokenRequest};
 use crate::model::secret::Secret;
 
 /// How long a request waits for a token, unless the configuration says otherwise.
@@ -135,6 +135,9 @@ pub(super) trait ReadSecret {
     /// Returns the vault of the credential, with the secret of this name in the workspace.
     fn stored(&self, name: &str) -> StoredSecret;
 
+    /// Returns how the secret of a key is fetched. `None` if a problem has been reported.
+    fn fetched(&self, key: &str, source: &Source) -> Option<SecretRead>;
+
     /// Returns the secret of a key, which may have several lines.
     fn document(&self, key: &str, source: &Source) -> Option<Secret>;
 }
@@ -210,6 +213,11 @@ impl RawMint {
         self.texts.keys().chain(self.sources.keys()).chain(self.lists.keys()).copied().chain(given)
     }
 
+    /// Returns the sources of its secrets.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+        self.sources.values()
+    }
+
     fn text(&self, name: &str) -> Option<String> {
         self.texts.get(name).cloned()
     }
@@ -219,9 +227,6 @@ impl RawMint {
         let at = |name: &str| format!("{path}.{name}");
         if self.mint_timeout.is_some_and(|timeout| timeout > MAX_MINT_TIMEOUT) {
             findings.problem(at("mint_timeout"), "too long", "at most 60s");
-        }
-        for (name, _) in self.sources.iter().filter(|(_, source)| source.is_fetched()) {
-            findings.problem(at(name), ONLY_VALUES, "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
         let keys = || TEXTS.into_iter().chain(SOURCES).chain(LISTS);
         let Some(kind) = kind else {
@@ -282,7 +287,7 @@ impl RawMint {
         if self.has_permissions && kind != GithubApp {
             findings.problem(at("permissions"), "requires auth_type = \"github_app\"", "no permissions");
         }
-        if self.sources.get("refresh_token").is_some_and(|it| !matches!(it, Source::Secret(_)) && !it.is_fetched()) {
+        if self.sources.get("refresh_token").is_some_and(|it| !matches!(it, Source::Secret(_))) {
             let problem = "a refresh token may be replaced by its server, and only the vault can store the new one";
             findings.problem(at("refresh_token"), problem, "\"secret:NAME\"");
         }
@@ -369,9 +374,22 @@ impl RawMint {
     ) -> Option<MintRecipe> {
         let url = self.url(kind)?.ok()?;
         let held = |secret: Secret| Arc::new(HeldSecret::new(secret));
-        let line = |key: &str| secrets.line(key, self.sources.get(key)?).map(held);
+        let mut fetched: Vec<FetchedSecret> = Vec::new();
+        for (key, source) in self.sources.iter().filter(|(_, source)| source.is_fetched()) {
+            fetched.push(FetchedSecret { key, read: secrets.fetched(key, source)? });
+        }
+        let source = |key: &str| {
+            let source = self.sources.get(key)?;
+            Some(if source.is_fetched() { None } else { Some(source) })
+        };
+        let pending = || Some(Arc::new(HeldSecret::pending()));
+        let line = |key: &str| match source(key)? {
+            Some(source) => secrets.line(key, source).map(held),
+            None => pending(),
+        };
         let private_key = || {
-            let key = secrets.document("private_key", self.sources.get("private_key")?).map(held)?;
+            let Some(source) = source("private_key")? else { return pending() };
+            let key = secrets.document("private_key", source).map(held)?;
             is_private_key(key.secret(), &format!("{path}.private_key"), findings).then_some(key)
         };
         let audience = || self.text("assertion_audience").or_else(|| Some(full_url(&url)));
@@ -436,7 +454,7 @@ impl RawMint {
             },
         };
         let (parameters, assumed_life) = (self.parameters(kind), self.token_lifetime.unwrap_or(ASSUMED_LIFE));
-        let request = TokenRequest { url, grant, client, parameters, assumed_life };
+        let request = TokenRequest { url, grant, client, parameters, assumed_life, fetched };
         Some(MintRecipe { method: MintMethod::Token(Arc::new(request)), mint_timeout: self.timeout() })
     }
 
@@ -481,7 +499,8 @@ pub(super) fn google_request(
         key: Arc::new(HeldSecret::new(Secret::new(account.private_key.as_bytes().to_vec()))),
     };
     let (grant, client) = (TokenGrant::JwtBearer(assertion), ClientAuth::Anonymous);
-    Some(TokenRequest { url, grant, client, parameters: Vec::new(), assumed_life: ASSUMED_LIFE })
+    let (parameters, fetched) = (Vec::new(), Vec::new());
+    Some(TokenRequest { url, grant, client, parameters, assumed_life: ASSUMED_LIFE, fetched })
 }
 
 /// Returns the whole URL, which is the usual audience of an assertion (RFC 7523 §3).

@@ -82,8 +82,8 @@ pub(super) fn minted(credentials: &[Arc<Credential>]) -> HashMap<MintKey, Arc<Cr
 
 /// Returns the addresses of secret stores that are reached without TLS: programs on this machine.
 pub(super) fn local_stores(credentials: &[Arc<Credential>]) -> Arc<[SocketAddr]> {
-    let url = |credential: &Arc<Credential>| credential.recipe().and_then(|recipe| recipe.url().cloned());
-    let local = credentials.iter().filter_map(url).filter(|url| !url.is_tls);
+    let recipes = credentials.iter().filter_map(|credential| credential.recipe());
+    let local = recipes.flat_map(|recipe| recipe.urls()).filter(|url| !url.is_tls);
     let mut addresses: Vec<_> = local.filter_map(|url| Some(SocketAddr::new(url.host.ip()?, url.port))).collect();
     addresses.sort_unstable();
     addresses.dedup();

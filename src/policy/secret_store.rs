@@ -56,6 +56,8 @@ pub struct StoreRead {
     pub item: StoreItem,
     /// The rest of the key, if the value is the secret of one of AWS.
     pub aws_key: Option<FetchedAwsKey>,
+    /// The value may have several lines.
+    pub is_document: bool,
     /// The time after which the value is read again, unless the server states its life.
     pub refresh: Duration,
     /// How much longer a value is used while the server does not answer.
@@ -348,7 +350,7 @@ impl StoreRead {
         // The id of a key is in the open in each request that it signs.
         let own = self.server.secrets.iter().filter(|secret| secret.key != ACCESS_KEY_ID);
         let own = own.filter_map(|secret| Some((secret.key, secret.held.as_ref()?)));
-        own.chain(of_token.into_iter().flat_map(|request| request.secrets()))
+        own.chain(of_token.into_iter().flat_map(|request| request.own_secrets()))
     }
 
     /// Adds everything that the value depends on.

@@ -19,7 +19,7 @@ use super::secret_store::{
 };
 use super::settings::Source;
 use super::source::{CompileContext, SourceError, read_document, read_source};
-use super::token_request::{ClientAuth, TokenGrant, TokenRequest};
+use super::token_request::{ClientAuth, SecretRead, TokenGrant, TokenRequest};
 use crate::model::secret::Secret;
 
 /// How long a value is used before it is read again.
@@ -433,6 +433,7 @@ impl RawAzure {
             client: ClientAuth::Post { id: self.client_id.clone()?, secret },
             parameters: vec![("scope", self.scope.clone().unwrap_or_else(|| AZURE_SCOPE.to_owned()))],
             assumed_life: ASSUMED_LIFE,
+            fetched: Vec::new(),
         };
         Some(AzureStore { endpoint: self.endpoint.clone(), request: Arc::new(request) })
     }
@@ -526,7 +527,7 @@ pub(super) fn command_recipe(
 ) -> MintRecipe {
     let RawKeeping { refresh, max_stale } = keeping;
     let (refresh, max_stale) = (refresh.unwrap_or(REFRESH), max_stale.unwrap_or(MAX_STALE));
-    let read = CommandRead { source: source.clone(), aws_key, refresh, max_stale };
+    let read = CommandRead { source: source.clone(), aws_key, is_document: false, refresh, max_stale };
     MintRecipe { method: MintMethod::Command(Arc::new(read)), mint_timeout }
 }
 
@@ -550,10 +551,35 @@ impl SecretStores {
             reference: reference.clone(),
             item,
             aws_key,
+            is_document: false,
             refresh: keeping.refresh.unwrap_or(REFRESH),
             max_stale: keeping.max_stale.unwrap_or(MAX_STALE),
         };
         Some(MintRecipe { method: MintMethod::Store(Arc::new(read)), mint_timeout })
+    }
+
+    /// Returns how a secret of a recipe is fetched. `None` for another source, or if a problem has been reported.
+    pub(super) fn secret_read(
+        &self,
+        source: &Source,
+        is_document: bool,
+        (path, findings): (&str, &Findings),
+    ) -> Option<SecretRead> {
+        let (keeping, no_wait) = (RawKeeping::default(), Duration::ZERO);
+        let recipe = match source {
+            Source::Store(reference) => self.recipe((reference, None), keeping, no_wait, (path, findings))?,
+            Source::Command(command) => command_recipe(command, None, keeping, no_wait),
+            Source::Env(_) | Source::File(_) | Source::Secret(_) => return None,
+        };
+        match recipe.method {
+            MintMethod::Store(read) => {
+                Some(SecretRead::Store(Arc::new(StoreRead { is_document, ..Arc::unwrap_or_clone(read) })))
+            }
+            MintMethod::Command(read) => {
+                Some(SecretRead::Command(Arc::new(CommandRead { is_document, ..Arc::unwrap_or_clone(read) })))
+            }
+            MintMethod::Token(_) | MintMethod::Role(_) => None,
+        }
     }
 
     fn server(&self, reference: &StoreReference, item: &StoreItem) -> Option<Arc<StoreServer>> {
@@ -693,10 +719,16 @@ mod tests {
                 "which a secret store or a command is not",
             ),
             (
-                vault(""),
+                String::new(),
                 "auth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://a.test\"\nclient_id = \"c\"\nclient_secret = \"vault://secret/a#b\"".to_owned(),
                 "credentials.C.client_secret",
-                "only the value",
+                "there is no [secret_stores.vault]",
+            ),
+            (
+                vault(""),
+                "auth_type = \"oauth2_refresh_token\"\ntoken_url = \"https://a.test\"\nrefresh_token = \"vault://secret/a#b\"".to_owned(),
+                "credentials.C.refresh_token",
+                "only the vault",
             ),
             (vault("role = \"r\""), BEARER.to_owned(), "secret_stores.vault.role", "not a key of this auth"),
             (vault("engines = { a = \"kv\" }"), BEARER.to_owned(), "secret_stores.vault.engines.a", "invalid value"),

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::command_source::CommandRead;
 use super::held_secret::{HeldSecret, PartsHash};
 use super::hook_url::HookUrl;
+use super::secret_store::StoreRead;
 use super::settings::Source;
 use super::source::SecretStore;
 use crate::model::secret::Secret;
@@ -22,6 +24,51 @@ pub struct TokenRequest {
     pub parameters: Vec<(&'static str, String)>,
     /// The life of a token whose server does not state it.
     pub assumed_life: Duration,
+    /// The secrets that are fetched for each token.
+    pub fetched: Vec<FetchedSecret>,
+}
+
+/// A secret of a request that is in a secret store, or printed by a command. It is fetched before each token.
+#[derive(Clone)]
+pub struct FetchedSecret {
+    /// The key that names its source.
+    pub key: &'static str,
+    /// How it is fetched.
+    pub read: SecretRead,
+}
+
+/// How a secret is fetched.
+#[derive(Clone)]
+pub enum SecretRead {
+    /// From a secret store.
+    Store(Arc<StoreRead>),
+    /// By a command.
+    Command(Arc<CommandRead>),
+}
+
+impl SecretRead {
+    fn source(&self) -> String {
+        match self {
+            Self::Store(read) => read.reference.to_string(),
+            Self::Command(read) => read.source.in_full(),
+        }
+    }
+
+    fn add_to(&self, hash: &mut PartsHash) {
+        match self {
+            Self::Store(read) => read.add_to(hash),
+            Self::Command(read) => read.add_to(hash),
+        }
+    }
+
+    /// Returns the secrets of the store's login.
+    fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
+        let read = match self {
+            Self::Store(read) => Some(read),
+            Self::Command(_) => None,
+        };
+        read.into_iter().flat_map(|read| read.secrets())
+    }
 }
 
 /// The permission that a token endpoint is shown.
@@ -130,8 +177,15 @@ impl Assertion {
 }
 
 impl TokenRequest {
-    /// Returns the secrets that are sent to the token endpoint, or sign what is sent, with the keys that name their sources.
+    /// Returns the secrets that are sent to the token endpoint, or sign what is sent, and those of the stores that they are in, with
+    /// the keys that name their sources. Those that have not been fetched are left out.
     pub fn secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
+        let of_stores = self.fetched.iter().flat_map(|fetched| fetched.read.secrets());
+        self.own_secrets().filter(|(_, held)| !held.is_pending()).chain(of_stores)
+    }
+
+    /// Returns those of the secrets that are not of a store's login, with places of those that have not been fetched.
+    pub(super) fn own_secrets(&self) -> impl Iterator<Item = (&'static str, &Arc<HeldSecret>)> {
         let of_grant = match &self.grant {
             TokenGrant::ClientCredentials => None,
             TokenGrant::RefreshToken { token, .. } => Some(("refresh_token", token)),
@@ -179,6 +233,7 @@ impl TokenRequest {
             }
         }
         parts.extend(self.parameters.iter().map(|(name, value)| format!("{name} {value}")));
+        parts.extend(self.fetched.iter().map(|FetchedSecret { key, read }| format!("{key} of {}", read.source())));
         parts.join(", ")
     }
 
@@ -187,6 +242,55 @@ impl TokenRequest {
     pub fn has_assertion(&self) -> bool {
         matches!(self.client, ClientAuth::PrivateKeyJwt { .. })
             || matches!(self.grant, TokenGrant::JwtBearer(_) | TokenGrant::GithubInstallation { .. })
+    }
+
+    /// Returns the secrets that change while the policy is in force.
+    pub(super) fn changing_secrets(&self) -> impl Iterator<Item = &Arc<HeldSecret>> {
+        let fetched = self.own_secrets().filter(|(key, _)| self.fetches(key)).map(|(_, held)| held);
+        let of_stores = self.fetched.iter().flat_map(|fetched| fetched.read.secrets()).map(|(_, held)| held);
+        self.changing_token().into_iter().chain(fetched).chain(of_stores)
+    }
+
+    /// Returns true if the secret of a key is fetched before each token.
+    #[must_use]
+    pub fn fetches(&self, key: &str) -> bool {
+        self.fetched.iter().any(|fetched| fetched.key == key)
+    }
+
+    /// Returns the request with the secret of a key, and how it is fetched the next time.
+    #[must_use]
+    pub fn with_fetched(&self, fetched: FetchedSecret, secret: &Arc<HeldSecret>) -> Self {
+        let mut request = self.clone();
+        request.set_secret(fetched.key, secret);
+        for known in request.fetched.iter_mut().filter(|known| known.key == fetched.key) {
+            *known = fetched.clone();
+        }
+        request
+    }
+
+    /// Returns the secret of a key.
+    #[must_use]
+    pub fn secret_of(&self, key: &str) -> Option<&Arc<HeldSecret>> {
+        self.own_secrets().find(|(known, _)| *known == key).map(|(_, held)| held)
+    }
+
+    fn set_secret(&mut self, key: &str, new: &Arc<HeldSecret>) {
+        match &mut self.client {
+            ClientAuth::Basic { secret, .. } | ClientAuth::Post { secret, .. } if key == "client_secret" => {
+                *secret = new.clone();
+            }
+            ClientAuth::PrivateKeyJwt { assertion, .. } if key == "private_key" => assertion.key = new.clone(),
+            _ => {}
+        }
+        match &mut self.grant {
+            TokenGrant::JwtBearer(assertion) | TokenGrant::GithubInstallation { assertion, .. }
+                if key == "private_key" =>
+            {
+                assertion.key = new.clone();
+            }
+            TokenGrant::TokenExchange { subject_token, .. } if key == "subject_token" => *subject_token = new.clone(),
+            _ => {}
+        }
     }
 
     /// Returns the token of the grant, if it is one that changes while the policy is in force.
@@ -200,10 +304,17 @@ impl TokenRequest {
         }
     }
 
-    /// Returns the request with the token of another one, if that has the same source.
+    /// Returns the request with the secrets of another one that change, if they have the same source.
     #[must_use]
-    pub(super) fn with_token_of(&self, other: &Self) -> Self {
+    pub(super) fn with_secrets_of(&self, other: &Self) -> Self {
         let mut request = self.clone();
+        let same = self.fetched.iter().filter(|fetched| other.fetches(fetched.key)).map(|fetched| fetched.key);
+        for key in same {
+            if let Some(secret) = other.secret_of(key) {
+                request.set_secret(key, secret);
+            }
+        }
+        request.fetched.clone_from(&other.fetched);
         match (&mut request.grant, &other.grant) {
             (TokenGrant::RefreshToken { token, .. }, TokenGrant::RefreshToken { token: new, .. }) => {
                 *token = new.clone()
@@ -262,8 +373,12 @@ impl TokenRequest {
         }
         self.parameters.iter().for_each(|(name, value)| hash.add_all([*name, "=", value]));
         // Others renew the token that is exchanged, which changes nothing of what it permits.
-        let is_part = |key: &str| key != "subject_token";
-        let secrets = self.secrets().filter(|(key, _)| is_part(key));
+        let is_part = |key: &str| key != "subject_token" && !self.fetches(key);
+        let secrets = self.own_secrets().filter(|(key, _)| is_part(key));
         secrets.for_each(|(_, held)| hash.add(held.secret().expose()));
+        for FetchedSecret { key, read } in &self.fetched {
+            hash.add_all([*key]);
+            read.add_to(hash);
+        }
     }
 }

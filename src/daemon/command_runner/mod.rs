@@ -105,10 +105,14 @@ impl CommandRunner {
         let place = self.commands.binary_search(&read.source.command).ok();
         let place = place.and_then(|place| u32::try_from(place).ok()).ok_or_else(unknown_command)?;
         let slot = timeout(QUEUE_TIMEOUT, self.slots.acquire()).await;
-        let _slot = slot.map_err(|_| MintError::new("too many commands run, and none of them ends"))?;
+        let _slot = slot.map_err(|_| MintError::new("too many commands run at the same time"))?;
         let output = timeout(RESULT_TIMEOUT, self.output(place)).await;
         let output = output.map_err(|_| MintError::new("the command did not end in time"))??;
-        let wanted = Wanted { member: read.source.member.as_deref(), aws_key: read.aws_key.as_ref() };
+        let wanted = Wanted {
+            member: read.source.member.as_deref(),
+            aws_key: read.aws_key.as_ref(),
+            is_document: read.is_document,
+        };
         let (value, aws_key) = text_value(&output, wanted)?;
         let life = TokenLife::Kept { refresh: read.refresh, max_stale: read.max_stale };
         Ok(IssuedToken { value, aws_key, life })

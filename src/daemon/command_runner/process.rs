@@ -23,8 +23,9 @@ use super::wire::{MAX_LIST, MAX_OUTPUT, RunRequest, RunResult};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many commands run at the same time. The daemon sends no other requests meanwhile.
 pub(super) const MAX_RUNNING: usize = 16;
-/// How long the rest of the output may take after the end of the command.
-const REST_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the rest of the output may take after the end of the command, before what it has left behind is killed, and again
+/// then.
+const REST_TIMEOUT: Duration = Duration::from_millis(500);
 /// The directories in which programs find others.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -40,6 +41,9 @@ pub fn run() -> io::Result<()> {
 }
 
 async fn serve(socket: StdUnixStream) -> io::Result<()> {
+    // A service manager sends them to all of its processes, and this one is needed until the daemon ends.
+    let ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+    let _ignored = ignored.into_iter().collect::<io::Result<Vec<_>>>()?;
     let (mut requests, results) = UnixStream::from_std(socket)?.into_split();
     let length = usize::try_from(requests.read_u32().await?).ok().filter(|length| *length <= MAX_LIST);
     let mut list = vec![0; length.ok_or(io::ErrorKind::InvalidData)?];
@@ -48,8 +52,6 @@ async fn serve(socket: StdUnixStream) -> io::Result<()> {
     let (results, slots) = (Arc::new(Mutex::new(results)), Arc::new(Semaphore::new(MAX_RUNNING)));
     // Its tasks end with it, and with them what they run.
     let mut running = tokio::task::JoinSet::new();
-    // A service manager sends them to all of its processes, and this one is needed until the daemon ends.
-    let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
     while let Some(RunRequest { id, command }) = RunRequest::read(&mut requests).await? {
         let command = usize::try_from(command).ok().and_then(|place| commands.get(place)).cloned();
         let (results, slots) = (results.clone(), slots.clone());
@@ -102,9 +104,15 @@ async fn output(command: &[String]) -> Result<Zeroizing<Vec<u8>>, String> {
                     (read, status.await.ok())
                 }
                 status = child.wait() => {
-                    // Others that it has started may have its output open.
-                    drop(group);
-                    (timeout(REST_TIMEOUT, read).await.unwrap_or(Ok(0)), Some(status))
+                    // Others that it has started may still write, or have its output open for ever.
+                    let rest = match timeout(REST_TIMEOUT, &mut read).await {
+                        Ok(read) => Some(read),
+                        Err(_) => {
+                            drop(group);
+                            timeout(REST_TIMEOUT, read).await.ok()
+                        }
+                    };
+                    (rest.ok_or_else(|| format!("the output of {program} does not end"))?, Some(status))
                 }
             }
         };

@@ -31,7 +31,7 @@ use crate::policy::aws::{AwsKey, FetchedAwsKey, FetchedKeyId, is_access_key_id};
 use crate::policy::held_secret::HeldSecret;
 use crate::policy::mint::TokenLife;
 use crate::policy::secret_store::{LoginSecret, StoreItem, StoreRead, StoreServer};
-use crate::policy::source::{read_source, usable};
+use crate::policy::source::{read_source, usable, usable_document};
 use crate::stages::mint::{IssuedToken, MintError, Purpose};
 use crate::stages::pin::OwnServer;
 
@@ -87,6 +87,8 @@ pub(super) struct Wanted<'w> {
     pub(super) member: Option<&'w str>,
     /// The rest of the key, if the value is the secret of one of AWS.
     pub(super) aws_key: Option<&'w FetchedAwsKey>,
+    /// The value may have several lines.
+    pub(super) is_document: bool,
 }
 
 impl SecretStores {
@@ -114,7 +116,7 @@ impl SecretStores {
         };
         let kept = TokenLife::Kept { refresh: used.refresh, max_stale: used.max_stale };
         let token = value.and_then(|StoreValue { value, aws_key, life }| {
-            let value = checked(value)?;
+            let value = checked(value, used.is_document)?;
             Ok(IssuedToken { value, aws_key, life: life.unwrap_or(kept) })
         });
         (token, next)
@@ -142,10 +144,10 @@ impl SecretStores {
 /// Returns the value in a text, without a line feed at its end: the whole of it, or a member of the JSON object in it, perhaps with
 /// others.
 pub(super) fn text_value(text: &[u8], wanted: Wanted<'_>) -> Result<(Secret, Option<AwsKey>), MintError> {
-    let text_value = |text: &[u8]| checked(Secret::new(text.to_vec()));
+    let text_value = |text: &[u8]| checked(Secret::new(text.to_vec()), wanted.is_document);
     match wanted {
-        Wanted { member: None, aws_key: None } => Ok((text_value(text)?, None)),
-        Wanted { member: None, aws_key: Some(FetchedAwsKey { access_key_id: FetchedKeyId::Text(id), .. }) } => {
+        Wanted { member: None, aws_key: None, .. } => Ok((text_value(text)?, None)),
+        Wanted { member: None, aws_key: Some(FetchedAwsKey { access_key_id: FetchedKeyId::Text(id), .. }), .. } => {
             let key = AwsKey { access_key_id: id.clone(), session_token: None };
             Ok((text_value(text)?, Some(key)))
         }
@@ -158,18 +160,19 @@ pub(super) fn text_value(text: &[u8], wanted: Wanted<'_>) -> Result<(Secret, Opt
 
 /// Returns the value among the members of an item, perhaps with others.
 fn member_values(members: &Members, wanted: Wanted<'_>) -> Result<(Secret, Option<AwsKey>), MintError> {
-    let value = checked(members.text(wanted.member.unwrap_or_default())?)?;
+    let value = checked(members.text(wanted.member.unwrap_or_default())?, wanted.is_document)?;
     let Some(FetchedAwsKey { access_key_id, session_token }) = wanted.aws_key else { return Ok((value, None)) };
     let access_key_id = match access_key_id {
         FetchedKeyId::Text(id) => id.clone(),
         FetchedKeyId::Member(name) => {
-            let id = String::from_utf8(members.text(name)?.expose().to_vec()).ok().filter(|id| is_access_key_id(id));
+            let id = String::from_utf8(checked(members.text(name)?, false)?.expose().to_vec()).ok();
+            let id = id.filter(|id| is_access_key_id(id));
             id.ok_or_else(|| MintError::lasting("the item has no valid id of an access key"))?
         }
     };
     let session_token = match session_token {
         Some(name) => {
-            let token = checked(members.text(name)?)?;
+            let token = checked(members.text(name)?, false)?;
             let fits = token.expose().iter().all(u8::is_ascii_graphic) && token.expose().len() <= MAX_SESSION_TOKEN;
             let token = Some(token).filter(|_| fits);
             let token = token.ok_or_else(|| MintError::lasting("the item has no valid session token"))?;
@@ -180,8 +183,9 @@ fn member_values(members: &Members, wanted: Wanted<'_>) -> Result<(Secret, Optio
     Ok((value, Some(AwsKey { access_key_id, session_token })))
 }
 
-fn checked(value: Secret) -> Result<Secret, MintError> {
-    usable(without_line_end(value)).map_err(|error| MintError::lasting(error.to_string()))
+fn checked(value: Secret, is_document: bool) -> Result<Secret, MintError> {
+    let value = if is_document { usable_document(value) } else { usable(without_line_end(value)) };
+    value.map_err(|error| MintError::lasting(error.to_string()))
 }
 
 /// Removes one line feed at the end, as from files.
@@ -286,7 +290,7 @@ impl StoreRequest {
 
 /// Returns the parts that a read wants.
 fn wanted(read: &StoreRead) -> Wanted<'_> {
-    Wanted { member: read.reference.member.as_deref(), aws_key: read.aws_key.as_ref() }
+    Wanted { member: read.reference.member.as_deref(), aws_key: read.aws_key.as_ref(), is_document: read.is_document }
 }
 
 impl StoreValue {

@@ -150,6 +150,7 @@ mod tests {
             client: ClientAuth::Anonymous,
             parameters: Vec::new(),
             assumed_life: Duration::from_secs(60),
+            fetched: Vec::new(),
         }
     }
 

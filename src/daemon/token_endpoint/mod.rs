@@ -192,6 +192,9 @@ struct Asked {
 /// Returns the recipe with the token that its source has now: the endpoint, another process or another service may have
 /// replaced it.
 async fn with_current_token(recipe: &Arc<TokenRequest>) -> Result<Arc<TokenRequest>, MintError> {
+    if recipe.fetches("subject_token") {
+        return Ok(recipe.clone());
+    }
     let (token, stored, source) = match &recipe.grant {
         TokenGrant::RefreshToken { token, stored } => (token, Some(stored.clone()), None),
         TokenGrant::TokenExchange { subject_token, stored, source, .. } => {

@@ -166,6 +166,38 @@ async fn what_is_no_value_is_not_sent() {
     assert_eq!(place.mints()[0]["rule"], "/nonexistent/program cannot be run: entity not found");
 }
 
+/// A command can also print the secret that a token is fetched with. Without the endpoint, its failure is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_prints_the_secret_of_a_client() {
+    let place = Place::new("env:KEY", &format!("echo run >> \"$HERE/runs\"; echo {}", token(0))).await;
+    let file = place.dir().join("e.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let minted = format!(
+        "\"oauth2_client_credentials\"\nclient_id = \"c\"\ntoken_url = \"https://nowhere.test/token\"\nclient_secret = '{}'",
+        source("", "").replace("HELPER", &place.dir().join("helper").display().to_string())
+    );
+    fs::write(&file, text.replacen("\"bearer\"\nvalue = 'env:KEY'", &minted, 1)).unwrap();
+    let served = place.serve();
+    assert!(place.get(&served).await.contains("credential_unavailable"));
+    let mints = place.mints();
+    assert!(mints[0]["rule"].as_str().unwrap().contains("cannot be reached"), "{mints:?}");
+    assert_eq!(place.count("runs"), 1);
+    // It has been sent nowhere, and is searched for already.
+    let request = place.request(&format!("X-Key: {}\r\n", token(0))).replace("Exeat-Credential: KEY\r\n", "");
+    let reply = answer(&served, &request).await;
+    assert!(reply.contains("leak_detected"), "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_comes_after_the_end_of_the_program_counts() {
+    let value = token(0);
+    let (start, rest) = value.split_at(20);
+    let place = Place::new(&source("", ""), &format!("(printf {start}; sleep 0.1; printf {rest}) &")).await;
+    let served = place.serve();
+    assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
+    assert_eq!(place.origin.last().header("authorization"), Some(format!("Bearer {}", token(0)).as_str()));
+}
+
 /// The output of a `credential_process` of AWS.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_prints_a_key_of_aws() {
@@ -192,6 +224,12 @@ async fn a_command_prints_a_key_of_aws() {
     let seen = place.origin.last();
     verify_signature_of((id, secret), "GET", &seen, ("a", "b"));
     assert_eq!(seen.header("x-amz-security-token"), Some(token(9).as_str()));
+    // Only the id was wrong.
+    place.write_script("helper", &script.replace(id, "ASIAQ3EGSIZTEXAMPLE2"));
+    served.signal(Signal::HUP);
+    wait_until("the policy is reloaded", || served.stderr().contains("a new policy is in force")).await;
+    assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
+    verify_signature_of(("ASIAQ3EGSIZTEXAMPLE2", secret), "GET", &place.origin.last(), ("a", "b"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,19 +251,27 @@ async fn a_command_of_a_later_configuration_needs_a_restart() {
     let served = place.serve();
     assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());
     // A signal that is sent to all processes of a service does not end it.
+    assert_eq!(place.count("runs"), 1);
     let daemon = served.child.id();
     let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).unwrap();
     for child in pids(&children) {
         kill_process(child, Signal::TERM).unwrap();
     }
+    let reloads = || served.stderr().matches("a new policy is in force").count();
+    let before = reloads();
+    served.signal(Signal::HUP);
+    wait_until("the policy is reloaded", || reloads() > before).await;
+    assert!(place.get(&served).await.starts_with("HTTP/1.1 200"));
+    assert_eq!((place.count("runs"), served.stderr().contains("has ended")), (2, false), "it is run again");
+    let before = reloads();
     place.configure(&source(", \"2\"", "#token"), "mint_timeout = \"5s\"");
     served.signal(Signal::HUP);
-    wait_until("the policy is reloaded", || served.stderr().contains("a new policy is in force")).await;
+    wait_until("the policy is reloaded", || reloads() > before).await;
     let reply = place.get(&served).await;
     assert!(reply.contains("credential_unavailable"), "{reply}");
-    let rule = place.mints()[1]["rule"].as_str().unwrap().to_owned();
-    assert!(rule.contains("restart"), "{rule}");
-    assert_eq!((place.count("runs"), place.count("runs2")), (1, 0));
+    let rule = place.mints().last().unwrap()["rule"].as_str().unwrap().to_owned();
+    assert!(rule.contains("not in the configuration when the daemon was started"), "{rule}");
+    assert_eq!((place.count("runs"), place.count("runs2")), (2, 0));
     drop(served);
     let served = place.serve();
     assert!(place.get(&served).await.starts_with("HTTP/1.1 200"), "{:?}", place.mints());

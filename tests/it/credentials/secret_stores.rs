@@ -493,6 +493,111 @@ async fn a_leased_key_of_aws_signs_requests() {
     assert_eq!(stored.mints().await[0]["rule"], "the item has no valid id of an access key");
 }
 
+/// The secret of a client is read for each token, and searched for from then on.
+#[tokio::test]
+async fn a_clients_secret_can_be_in_a_store() {
+    let vault = SharedVault::default().with("/v1/secret/data/client", kv2("secret", token(300)));
+    let credential = "auth_type = \"oauth2_client_credentials\"\nclient_id = \"app\"\nclient_secret = \"vault://secret/client#secret\"\n\
+                      token_url = \"https://store.test:PORT/token\"";
+    let (answers, wanted) = (vault.clone(), Arc::new(Mutex::new(token(300))));
+    let accepted = wanted.clone();
+    let script = move |asked: &Asked, n: usize| match asked.path.as_str() {
+        "/token" if asked.header("authorization") == basic("app", &accepted.lock().unwrap()) => issue(1000 + n, 3600),
+        "/token" => answer(401, &json!({ "error": "invalid_client" })),
+        _ => answers.answer(asked),
+    };
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let server = TokenServer::start(&builder, "store.test", script).await;
+    fs::write(builder.dir.path().join("secret-id"), SECRET_ID).unwrap();
+    let credential = credential.replace("PORT", &server.port.to_string());
+    let text = configuration(&origin, &server, APPROLE, &credential, "");
+    let stored = Stored { lab: builder.proxy(&text).await, origin, server };
+    for way in Way::ALL {
+        let fields = [("exeat-credential", "CRM")];
+        let reply = stored.lab.by(way, "GET", &stored.url("/"), &fields, "").await;
+        assert_eq!(reply.status, 200, "{:?}", stored.mints().await);
+    }
+    let first = stored.sent();
+    assert_eq!(stored.paths(), ["POST /v1/auth/approle/login", "GET /v1/secret/data/client", "POST /token"]);
+    stored.post(SECRET_ID).await.assert_refused(403, "leak_detected");
+    // Another secret, which the next token needs.
+    vault.set("/v1/secret/data/client", 200, kv2("secret", token(301)));
+    *wanted.lock().unwrap() = token(301);
+    assert_eq!(stored.get("/status?401").await.status, 401);
+    assert_eq!(stored.get("/").await.status, 200);
+    assert_ne!(stored.sent(), first);
+    // A reload keeps the token and what is searched for. The earlier secret still is.
+    stored.lab.reload(&text);
+    let paths = stored.paths().len();
+    assert_eq!(stored.get("/").await.status, 200);
+    assert_eq!(stored.paths().len(), paths);
+    for value in [token(300), token(301)] {
+        stored.post(&value).await.assert_refused(403, "leak_detected");
+    }
+    let log = fs::read_to_string(stored.lab.audit_file()).unwrap();
+    assert!(!log.contains(&token(300)) && !log.contains(&token(301)));
+}
+
+#[tokio::test]
+async fn without_the_secret_in_its_store_no_token_is_asked_for() {
+    let rows = [
+        (404, json!({}), "client_secret: the store answered 404"),
+        (200, kv2("secret", "two\nlines"), "client_secret: the value contains control characters"),
+        (200, kv2("other", "x"), "client_secret: the item has no such field"),
+    ];
+    for (status, item, why) in rows {
+        let vault = SharedVault::default();
+        vault.set("/v1/secret/data/client", status, item);
+        let credential = "auth_type = \"oauth2_client_credentials\"\nclient_id = \"app\"\n\
+                          client_secret = \"vault://secret/client#secret\"\ntoken_url = \"https://store.test/token\"";
+        let stored = with_vault(APPROLE, credential, &vault).await;
+        stored.get("/").await.assert_refused(503, "credential_unavailable");
+        let rule = stored.mints().await[0]["rule"].as_str().unwrap().to_owned();
+        assert!(rule.contains(why), "{rule}");
+        assert!(!stored.paths().iter().any(|path| path.ends_with("/token")) && stored.origin.seen().is_empty());
+    }
+}
+
+/// A private key has several lines.
+#[tokio::test]
+async fn a_private_key_can_be_in_a_store() {
+    let key = Key::rsa();
+    let vault = SharedVault::default().with("/v1/secret/data/app", kv2("pem", key.pem.clone()));
+    let answers = vault.clone();
+    let pem = key.pem.clone();
+    let script = move |asked: &Asked, n: usize| match asked.path.as_str() {
+        "/token" => {
+            let (_, claims) = key.verify(&asked.parameter("assertion").unwrap());
+            assert_eq!((&claims["iss"], &claims["sub"]), (&json!("me"), &json!("me")));
+            issue(1000 + n, 3600)
+        }
+        _ => answers.answer(asked),
+    };
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let server = TokenServer::start(&builder, "store.test", script).await;
+    fs::write(builder.dir.path().join("secret-id"), SECRET_ID).unwrap();
+    let credential = format!(
+        "auth_type = \"oauth2_jwt_bearer\"\nissuer = \"me\"\nprivate_key = \"vault://secret/app#pem\"\n\
+         token_url = \"https://store.test:{}/token\"",
+        server.port
+    );
+    let text = configuration(&origin, &server, APPROLE, &credential, "");
+    let stored = Stored { lab: builder.proxy(&text).await, origin, server };
+    assert_eq!(stored.get("/").await.status, 200, "{:?}", stored.mints().await);
+    stored.post(&pem).await.assert_refused(403, "leak_detected");
+    vault.set("/v1/secret/data/app", 200, kv2("pem", "no key at all, k7Qz2mXv9LpW4sVt"));
+    assert_eq!(stored.get("/status?401").await.status, 401);
+    assert_eq!(stored.get("/").await.status, 200, "the earlier token serves");
+    let rule = stored.mints().await[1]["rule"].as_str().unwrap().to_owned();
+    assert!(rule.contains("private key"), "{rule}");
+}
+
+fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+}
+
 /// A reload in the last part of a lease that cannot be extended: its successor is there already.
 #[tokio::test]
 async fn a_reload_while_a_new_lease_waits_fetches_nothing_again_and_again() {
