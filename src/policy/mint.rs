@@ -583,8 +583,18 @@ impl Minting {
         let is_same = self.fingerprint == new.fingerprint && has_same_form;
         let (current, next) = if is_same { (self.current.clone(), self.next.clone()) } else { (None, None) };
         let earlier = self.searched_besides(&[&current, &next]);
-        let retired = self.retired_by(&new.recipe);
-        Self { current, next, earlier, retired, ..new.emptied(new.recipe.clone()) }
+        // What was fetched for the same recipe is still in use.
+        let recipe = match (&self.recipe.method, &new.recipe.method) {
+            (MintMethod::Token(old), MintMethod::Token(own))
+                if self.fingerprint == new.fingerprint && !own.fetched.is_empty() =>
+            {
+                let method = MintMethod::Token(Arc::new(own.with_fetched_of(old)));
+                Arc::new(MintRecipe { method, mint_timeout: new.recipe.mint_timeout })
+            }
+            _ => new.recipe.clone(),
+        };
+        let retired = self.retired_by(&recipe);
+        Self { current, next, earlier, retired, ..new.emptied(recipe) }
     }
 
     /// Returns the state with another recipe and without a value.
@@ -617,8 +627,13 @@ impl Minting {
     /// Returns the secrets that are no longer those of the recipe.
     fn retired_by(&self, new: &MintRecipe) -> Vec<Arc<HeldSecret>> {
         let is_new = |held: &HeldSecret| new.secrets().any(|(_, new)| new.secret().expose() == held.secret().expose());
-        let all = self.recipe.secrets().map(|(_, held)| held).chain(&self.retired);
-        all.filter(|held| !is_new(held)).take(MAX_RETIRED).cloned().collect()
+        let mut left: Vec<Arc<HeldSecret>> = Vec::new();
+        for held in self.recipe.secrets().map(|(_, held)| held).chain(&self.retired).filter(|held| !is_new(held)) {
+            if left.len() < MAX_RETIRED && !left.iter().any(|known| known.is(held.secret())) {
+                left.push(held.clone());
+            }
+        }
+        left
     }
 }
 

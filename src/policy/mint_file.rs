@@ -13,7 +13,9 @@ use super::hook_url::HookUrl;
 use super::mint::{MintMethod, MintRecipe};
 use super::reader::{Findings, Section};
 use super::settings::Source;
-use super::token_request::{Assertion, ClientAuth, FetchedSecret, SecretRead, StoredSecret, TokenGrant, TokenRequest};
+use super::token_request::{
+    Assertion, ClientAuth, FetchedSecret, SecretRead, StoredSecret, TokenGrant, TokenRequest, key_problem,
+};
 use crate::model::secret::Secret;
 
 /// How long a request waits for a token, unless the configuration says otherwise.
@@ -510,15 +512,11 @@ fn full_url(url: &HookUrl) -> String {
 
 /// Reports a private key that is not in PEM. Whether it can sign is found out when it does.
 fn is_private_key(key: &Secret, path: &str, findings: &Findings) -> bool {
-    let has = |text: &[u8]| memchr::memmem::find(key.expose(), text).is_some();
-    let is_encrypted = has(b"ENCRYPTED");
-    let is_pem = has(b"PRIVATE KEY-----\n") || has(b"PRIVATE KEY-----\r\n");
-    if is_encrypted {
-        findings.problem(path, "the private key is encrypted", "a key in PEM without a passphrase");
-    } else if !is_pem {
-        findings.problem(path, "not a private key", "a key in PEM, with its line breaks");
+    let problem = key_problem(key);
+    if let Some(problem) = problem {
+        findings.problem(path, problem, "a key in PEM without a passphrase, with its line breaks");
     }
-    is_pem && !is_encrypted
+    problem.is_none()
 }
 
 fn service_account(document: &Secret, path: &str, findings: &Findings) -> Option<ServiceAccount> {

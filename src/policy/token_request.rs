@@ -9,6 +9,7 @@ use super::hook_url::HookUrl;
 use super::secret_store::StoreRead;
 use super::settings::Source;
 use super::source::SecretStore;
+use super::value_fit::MAX_VALUE;
 use crate::model::secret::Secret;
 
 /// How an access token is fetched.
@@ -46,10 +47,38 @@ pub enum SecretRead {
     Command(Arc<CommandRead>),
 }
 
+/// The longest private key that is fetched, in bytes.
+const MAX_KEY: usize = 64 * 1024;
+
+/// Checks a secret that was fetched for a key. Takes some milliseconds.
+///
+/// # Errors
+/// Why it cannot be used, or not be searched for.
+pub fn check_fetched(key: &str, held: &HeldSecret) -> Result<(), &'static str> {
+    let (secret, is_key) = (held.secret(), key == "private_key");
+    if secret.expose().len() > if is_key { MAX_KEY } else { MAX_VALUE } {
+        return Err("it is too long");
+    }
+    if let Some(problem) = is_key.then(|| key_problem(secret)).flatten() {
+        return Err(problem);
+    }
+    if held.strength().is_strong() { Ok(()) } else { Err("it is too easy to guess to be searched for") }
+}
+
+/// Returns why a private key cannot be used, as far as its text tells.
+pub(super) fn key_problem(key: &Secret) -> Option<&'static str> {
+    let has = |text: &[u8]| memchr::memmem::find(key.expose(), text).is_some();
+    if has(b"ENCRYPTED") {
+        return Some("the private key is encrypted");
+    }
+    let is_pem = has(b"PRIVATE KEY-----\n") || has(b"PRIVATE KEY-----\r\n");
+    (!is_pem).then_some("not a private key in PEM")
+}
+
 impl SecretRead {
     fn source(&self) -> String {
         match self {
-            Self::Store(read) => read.reference.to_string(),
+            Self::Store(read) => format!("{} at {}", read.reference, read.server.url),
             Self::Command(read) => read.source.in_full(),
         }
     }
@@ -264,6 +293,18 @@ impl TokenRequest {
         request.set_secret(fetched.key, secret);
         for known in request.fetched.iter_mut().filter(|known| known.key == fetched.key) {
             *known = fetched.clone();
+        }
+        request
+    }
+
+    /// Returns the same request with what has been fetched for another one.
+    #[must_use]
+    pub(super) fn with_fetched_of(&self, other: &Self) -> Self {
+        let mut request = self.clone();
+        for key in self.fetched.iter().map(|fetched| fetched.key) {
+            if let Some(known) = other.secret_of(key).filter(|held| !held.is_pending()) {
+                request.set_secret(key, known);
+            }
         }
         request
     }

@@ -527,14 +527,16 @@ async fn a_clients_secret_can_be_in_a_store() {
     assert_eq!(stored.get("/status?401").await.status, 401);
     assert_eq!(stored.get("/").await.status, 200);
     assert_ne!(stored.sent(), first);
-    // A reload keeps the token and what is searched for. The earlier secret still is.
-    stored.lab.reload(&text);
+    // Reloads keep the token and what is searched for, also with another login each time. The earlier secret still is.
+    for n in 0..6 {
+        let login = if n == 5 { SECRET_ID.to_owned() } else { token(800 + n) };
+        fs::write(stored.lab.dir.path().join("secret-id"), login).unwrap();
+        stored.lab.reload(&text);
+    }
     let paths = stored.paths().len();
     assert_eq!(stored.get("/").await.status, 200);
     assert_eq!(stored.paths().len(), paths);
-    for value in [token(300), token(301)] {
-        stored.post(&value).await.assert_refused(403, "leak_detected");
-    }
+    stored.post(&token(301)).await.assert_refused(403, "leak_detected");
     let log = fs::read_to_string(stored.lab.audit_file()).unwrap();
     assert!(!log.contains(&token(300)) && !log.contains(&token(301)));
 }
@@ -545,6 +547,8 @@ async fn without_the_secret_in_its_store_no_token_is_asked_for() {
         (404, json!({}), "client_secret: the store answered 404"),
         (200, kv2("secret", "two\nlines"), "client_secret: the value contains control characters"),
         (200, kv2("other", "x"), "client_secret: the item has no such field"),
+        (200, kv2("secret", "winter1987"), "client_secret: it is too easy to guess"),
+        (200, kv2("secret", "k7Qz2mXv9LpW4sVt".repeat(600)), "client_secret: it is too long"),
     ];
     for (status, item, why) in rows {
         let vault = SharedVault::default();
@@ -591,7 +595,8 @@ async fn a_private_key_can_be_in_a_store() {
     assert_eq!(stored.get("/status?401").await.status, 401);
     assert_eq!(stored.get("/").await.status, 200, "the earlier token serves");
     let rule = stored.mints().await[1]["rule"].as_str().unwrap().to_owned();
-    assert!(rule.contains("private key"), "{rule}");
+    assert_eq!(rule, "private_key: not a private key in PEM");
+    stored.post(&pem).await.assert_refused(403, "leak_detected");
 }
 
 fn basic(user: &str, password: &str) -> String {
@@ -1012,19 +1017,24 @@ async fn a_store_without_tls_is_not_reached_by_sandboxes() {
     let builder = LabBuilder::new().await;
     builder.dns.set("store.test", &["127.0.0.1"]);
     let origin = builder.origin("api.test").await;
-    let text = |port: u16| {
+    let text = |port: u16, credential: &str| {
         format!(
             "[integrations.api]\nallowed_domains = [\"api.test\", \"store.test\"]\nports = [{}, 8200, 8201]\nplain_http = true\n\
              [secret_stores.vault]\naddress = \"http://127.0.0.1:{port}\"\nauth = \"token\"\ntoken = \"file:secret-id\"\n\
-             [credentials.CRM]\ndomains = [\"api.test\"]\n{BEARER}\n\
+             [credentials.CRM]\ndomains = [\"api.test\"]\n{credential}\n\
              [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"CRM\"]\n",
             origin.port()
         )
     };
-    let lab = builder.proxy(&text(8200)).await;
+    let lab = builder.proxy(&text(8200, BEARER)).await;
     let get = async |url: &str| lab.by(Way::Absolute, "GET", url, &[], "").await;
     get("http://store.test:8200/v1/secret/data/github").await.assert_refused(403, "address_not_allowed");
     assert_eq!(lab.ended(0).await["rule"], "address: the proxy's own secret store");
-    lab.reload(&text(8201));
-    get("http://store.test:8201/").await.assert_refused(403, "address_not_allowed");
+    // Also if only a client's secret is there.
+    let minted = "auth_type = \"oauth2_client_credentials\"\nclient_id = \"app\"\ntoken_url = \"https://login.test/\"\n\
+                  client_secret = \"vault://secret/client#secret\"";
+    for (port, credential) in [(8201, BEARER), (8200, minted)] {
+        lab.reload(&text(port, credential));
+        get(&format!("http://store.test:{port}/")).await.assert_refused(403, "address_not_allowed");
+    }
 }
