@@ -46,6 +46,7 @@ impl Listeners {
             for configured in &settings.proxy.listeners {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
                 listener.set_tasks(configured.tasks.clone());
+                listener.set_balancers(configured.balancers.clone());
                 opened.proxy.push(listener);
             }
         } else {
@@ -125,11 +126,13 @@ async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Pro
         // The networks were checked against the configured addresses only.
         let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
         listener.set_tasks(configured.map_or_else(unknown, |configured| configured.tasks.clone()));
+        listener.set_balancers(configured.and_then(|configured| configured.balancers.clone()));
     }
     for own in proxy.listeners.iter().filter(|configured| configured.is_own) {
         if listeners.iter().all(|listener| *listener.at() != own.at) {
             let mut listener = bind(&own.at, proxy.unix_mode).await?;
             listener.set_tasks(own.tasks.clone());
+            listener.set_balancers(own.balancers.clone());
             listeners.push(listener);
         }
     }

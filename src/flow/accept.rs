@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
@@ -17,7 +18,7 @@ use super::caller_connections::ConnectionSlots;
 use super::client::Client;
 use super::connection;
 use super::io::{Linger, WriteTimeout};
-use super::listener::{Accepted, Listener, Opened};
+use super::listener::{Accepted, BehindBalancers, Listener, Opened};
 use super::respond;
 use crate::admission::Slot;
 use crate::admission::queue::{AcceptQueue, QueueStep};
@@ -28,14 +29,19 @@ use crate::policy::plan::Timeouts;
 
 /// Maximum number of concurrent overload responses. Further connections over the limit are closed without one.
 const MAX_OVERLOAD_RESPONSES: usize = 64;
+/// Maximum number of connections of a listener that have no PROXY header yet. Further ones are closed.
+const MAX_UNNAMED: usize = 1024;
 /// Pause after an error such as EMFILE, which ends only when other connections close.
 const BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Accepts connections until the daemon drains or is taken over. No single connection can block it.
 pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<AcceptQueue<Accepted>>) {
     let response_permits = Arc::new(Semaphore::new(MAX_OVERLOAD_RESPONSES));
+    let behind = listener.behind_balancers().map(Arc::new);
     let mut listener = Some(listener);
-    while listener.is_some() || !queue.is_empty() {
+    // Connections whose load balancer has not named the client yet. They end with this.
+    let mut unnamed = JoinSet::new();
+    while listener.is_some() || !queue.is_empty() || !unnamed.is_empty() {
         let accepted = tokio::select! {
             biased;
             () = services.drain.cancelled() => return,
@@ -48,16 +54,49 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<
                 listener = None;
                 continue;
             }
+            Some(named) = unnamed.join_next() => {
+                if let Ok(Some(accepted)) = named {
+                    queue.enqueue(Accepted::source(&accepted), accepted);
+                }
+                continue;
+            }
             Some(accepted) = OptionFuture::from(listener.as_ref().map(Listener::accept)) => accepted,
         };
-        match accepted {
-            Ok(accepted) => queue.enqueue(accepted.source(), accepted),
-            Err(error) => {
+        match (accepted, &behind) {
+            (Ok(accepted), Some(_)) if unnamed.len() >= MAX_UNNAMED => {
+                let mut record = services.record(&accepted.peer());
+                record.rule("connection: too many have no PROXY header yet");
+                record.failed(Fail::Overloaded.into());
+            }
+            (Ok(accepted), Some(behind)) => {
+                unnamed.spawn(identify(services.clone(), behind.clone(), accepted));
+            }
+            (Ok(accepted), None) => queue.enqueue(accepted.source(), accepted),
+            (Err(error), _) => {
                 if is_listener_error(&error) {
                     tracing::warn!(%error, "cannot accept connections for now");
                     tokio::time::sleep(BACK_OFF).await;
                 }
             }
+        }
+    }
+}
+
+/// Reads the header with the address of a client behind a load balancer. Returns `None` for a connection that is not served, after
+/// it has been recorded.
+async fn identify(services: Arc<Services>, behind: Arc<BehindBalancers>, accepted: Accepted) -> Option<Accepted> {
+    let peer = accepted.peer();
+    match timeout(services.settings.proxy.handshake_timeout, behind.identify(accepted)).await {
+        Ok(Ok(accepted)) => Some(accepted),
+        Ok(Err(error)) => {
+            let mut record = services.record(&peer);
+            record.rule(error.to_string());
+            record.failed(Deny::CallerUnknown.into());
+            None
+        }
+        Err(_) => {
+            services.record(&peer).failed(Deny::HeaderTimeout.into());
+            None
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
+use ipnet::IpNet;
 use parking_lot::RwLock;
 use rustls::ServerConfig;
 use time::OffsetDateTime;
@@ -20,6 +21,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::disconnect::{ClientSocket, DisconnectWatch};
 use super::peer_user;
+use super::proxy_header::{self, ProxyHeaderError};
 use crate::admission::Source;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
@@ -32,12 +34,47 @@ use crate::tls::listener::{ListenerTlsError, certificate_end};
 /// connections beyond it, and their clients retry after a second, so a burst of one client must not fill it.
 const BACKLOG: u32 = 4096;
 
+/// The clients of a listener behind load balancers.
+pub(crate) struct BehindBalancers {
+    balancers: Arc<[IpNet]>,
+    tasks: Arc<ListenerTasks>,
+}
+
+/// A connection to a listener behind load balancers that is not served.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotBehindBalancer {
+    #[error("the connection is not from a trusted load balancer")]
+    Untrusted,
+    #[error("PROXY header: {0}")]
+    Header(#[from] ProxyHeaderError),
+}
+
+impl BehindBalancers {
+    /// Reads the header of a connection, and returns that with the address of the client. The caller limits the time.
+    ///
+    /// # Errors
+    /// [`NotBehindBalancer`]. Nothing is read from a connection that is not from a load balancer.
+    pub(crate) async fn identify(&self, accepted: Accepted) -> Result<Accepted, NotBehindBalancer> {
+        let Accepted::Tcp(mut stream, balancer, _) = accepted else { return Err(NotBehindBalancer::Untrusted) };
+        let address = balancer.ip().to_canonical();
+        if !self.balancers.iter().any(|network| network.contains(&address)) {
+            return Err(NotBehindBalancer::Untrusted);
+        }
+        // A health check of the load balancer has its own address.
+        let client = proxy_header::read(&mut stream).await?.unwrap_or(balancer);
+        let task = self.tasks.of_address(client.ip()).cloned();
+        Ok(Accepted::Tcp(stream, client, task))
+    }
+}
+
 /// A socket that connections are accepted from.
 pub struct Listener {
     socket: Socket,
     at: ListenAt,
     /// The tasks of its clients.
-    tasks: ListenerTasks,
+    tasks: Arc<ListenerTasks>,
+    /// The networks of the load balancers that its clients come through, if they do.
+    balancers: Option<Arc<[IpNet]>>,
     /// The socket file that this process created. It is removed on drop.
     file: Option<SocketFile>,
 }
@@ -160,8 +197,8 @@ impl Listener {
                 let socket = UnixListener::bind(path)?;
                 let file = SocketFile::of(path)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-                let tasks = ListenerTasks::default();
-                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), tasks, file: Some(file) })
+                let tasks = Arc::default();
+                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), tasks, balancers: None, file: Some(file) })
             }
         }
     }
@@ -172,7 +209,7 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn tcp(socket: TcpListener) -> io::Result<Self> {
         let at = ListenAt::Tcp(socket.local_addr()?);
-        Ok(Self { socket: Socket::Tcp(socket), at, tasks: ListenerTasks::default(), file: None })
+        Ok(Self { socket: Socket::Tcp(socket), at, tasks: Arc::default(), balancers: None, file: None })
     }
 
     /// Wraps a Unix socket that is already listening. Its file is not removed.
@@ -181,7 +218,13 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn unix(socket: UnixListener) -> io::Result<Self> {
         let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
-        Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), tasks: ListenerTasks::default(), file: None })
+        Ok(Self {
+            socket: Socket::Unix(socket),
+            at: ListenAt::Unix(path),
+            tasks: Arc::default(),
+            balancers: None,
+            file: None,
+        })
     }
 
     /// Wraps a socket of the process that this one takes over from, which listens at the same configured address. The file of a
@@ -240,7 +283,18 @@ impl Listener {
 
     /// Sets the tasks of its clients. A new listener has none.
     pub(crate) fn set_tasks(&mut self, tasks: ListenerTasks) {
-        self.tasks = tasks;
+        self.tasks = Arc::new(tasks);
+    }
+
+    /// Sets the networks of the load balancers that its clients come through.
+    pub(crate) fn set_balancers(&mut self, balancers: Option<Vec<IpNet>>) {
+        self.balancers = balancers.map(Into::into);
+    }
+
+    /// Returns how the address of a client behind a load balancer is found, if clients come through one.
+    pub(crate) fn behind_balancers(&self) -> Option<BehindBalancers> {
+        let balancers = self.balancers.clone()?;
+        Some(BehindBalancers { balancers, tasks: self.tasks.clone() })
     }
 
     /// Returns the address, with the port that was assigned to it.
@@ -262,8 +316,12 @@ impl Listener {
                         stream.peer_addr().is_ok() && stream.take_error().is_ok_and(|error| error.is_none())
                     })
                 };
-                let task = self.tasks.of_address(address.ip()).or_else(|| self.tasks.of_loopback_user(owner));
-                let task = task.cloned();
+                // The address of a load balancer says nothing of its clients.
+                let tasks = Some(&self.tasks).filter(|_| self.balancers.is_none());
+                let of = |tasks: &Arc<ListenerTasks>| {
+                    tasks.of_address(address.ip()).or_else(|| tasks.of_loopback_user(owner)).cloned()
+                };
+                let task = tasks.and_then(of);
                 Ok(Accepted::Tcp(stream, address, task))
             }
             Socket::Unix(socket) => {

@@ -15,6 +15,7 @@ pub mod listener;
 mod open_answers;
 pub(crate) mod open_counts;
 pub mod peer_user;
+mod proxy_header;
 pub(crate) mod refused_tunnel;
 pub mod respond;
 pub(crate) mod self_api;

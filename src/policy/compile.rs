@@ -649,6 +649,41 @@ pub(super) mod tests {
                 "once",
             ),
             ("[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"", "proxy.listeners[0]", "task = "),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = {}\n[tasks.t]",
+                "proxy.listeners[0].proxy_protocol.trusted",
+                "10.1.2.3/32",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = { trusted = [\"0.0.0.0/0\"] }\n[tasks.t]",
+                "proxy.listeners[0].proxy_protocol.trusted[0]",
+                "load balancers",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = { trusted = [\"::ffff:10.0.0.1/128\"] }\n[tasks.t]",
+                "proxy.listeners[0].proxy_protocol.trusted[0]",
+                "10.1.2.3/32",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = { trusted = [\"10.0.0.1/32\"], a = 1 }\n[tasks.t]",
+                "proxy.listeners[0].proxy_protocol.a",
+                "trusted",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"unix:a\"\nproxy_protocol = { trusted = [\"10.0.0.1/32\"] }\n[tasks.t]",
+                "proxy.listeners[0].proxy_protocol",
+                "no proxy_protocol",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\ntask = \"t\"\nproxy_protocol = { trusted = [\"10.0.0.1/32\"] }\n[tasks.t]",
+                "proxy.listeners[0].task",
+                "cidr_tasks",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nuser_tasks = { 7 = \"t\" }\nproxy_protocol = { trusted = [\"10.0.0.1/32\"] }\n[tasks.t]",
+                "proxy.listeners[0].user_tasks",
+                "cidr_tasks",
+            ),
             ("[proxy]\ncidr_tasks = 1", "proxy.cidr_tasks", "10.1.2.0/24"),
             (
                 "[proxy]\nlisten = [\"0.0.0.0:1\"]\ncidr_tasks = { \"10.0.0.0/8\" = \"t\" }\n[tasks.t]",

@@ -25,6 +25,7 @@ pub(super) fn read(s: &mut Section<'_>, base: &Path, tasks: &ListenerTasks) -> V
         key: format!("proxy.listen[{i}]"),
         is_own: false,
         tasks: tasks.clone(),
+        balancers: None,
     });
     let own = own.into_iter().map(|OwnTasks(listener)| ProxyListener { at: listener.at.relative_to(base), ..listener });
     shared.chain(own).collect()
@@ -46,11 +47,36 @@ impl Readable for OwnTasks {
         let is_tcp = at.as_ref().is_some_and(|at| at.tcp().is_some());
         let (users, loopback_users) = if is_tcp { (BTreeMap::new(), users) } else { (users, BTreeMap::new()) };
         let tasks = ListenerTasks { all, networks, users, loopback_users };
-        if tasks == ListenerTasks::default() && !findings.has(path) {
-            findings.problem(path, "it has no task", "task = \"NAME\", user_tasks or cidr_tasks");
+        let balancers = s.optional("proxy_protocol").map(|s| balancers(s, findings));
+        if tasks == ListenerTasks::default() && balancers.is_none() && !findings.has(path) {
+            findings.problem(path, "it has no task", "task = \"NAME\", user_tasks, cidr_tasks or proxy_protocol");
         }
-        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks }))
+        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks, balancers }))
     }
+}
+
+/// Reads `proxy_protocol`: the networks of load balancers, which may name any address as that of a client.
+fn balancers(mut s: Section<'_>, findings: &Findings) -> Vec<IpNet> {
+    let at = s.at("trusted");
+    let trusted = s.take::<Vec<IpNet>>("trusted").unwrap_or_default();
+    if trusted.is_empty() && !findings.has(&at) {
+        findings.problem(&at, "no load balancer is trusted", "[\"10.1.2.3/32\"], the addresses of the load balancers");
+    }
+    for (i, network) in trusted.iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        if is_wide(network) {
+            findings.problem(&at, "the network is too wide", "the addresses of the load balancers");
+        }
+        if network.addr().to_canonical() != network.addr() {
+            findings.problem(&at, "IPv4 addresses are written as such", "\"10.1.2.3/32\"");
+        }
+    }
+    trusted
+}
+
+/// Returns true for a network that others than those that are meant must be in.
+fn is_wide(network: &IpNet) -> bool {
+    network.prefix_len() < if network.addr().is_ipv4() { 8 } else { 16 }
 }
 
 /// `cidr_tasks`: the tasks of networks, narrower ones first.
@@ -67,8 +93,7 @@ impl Readable for NetworkTasks {
             let at = format!("{path}.{network:?}");
             let network = IpNet::read(Value::String(network), &at, findings);
             let task = String::read(task, &at, findings)?;
-            let is_wide = |network: IpNet| network.prefix_len() < if network.addr().is_ipv4() { 8 } else { 16 };
-            if network.is_some_and(is_wide) {
+            if network.as_ref().is_some_and(is_wide) {
                 findings.problem(&at, "the network is too wide", "the networks of the clients");
             }
             if network.is_some_and(|network| network.addr().to_canonical() != network.addr()) {
@@ -125,6 +150,7 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
         }
         if listener.is_own {
             check_own_tasks(listener, proxy, findings);
+            check_balancers(listener, findings);
         } else if let (Some(address), false) = (listener.at.tcp(), listener.tasks.networks.is_empty()) {
             check_shared(address, findings);
         }
@@ -197,6 +223,25 @@ fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings)
             format!("clients of other machines can reach {address}, and their users are unknown"),
             "an address of the loopback interface",
         );
+    }
+}
+
+/// Checks the keys beside `proxy_protocol`: only the address in its header tells clients from each other.
+fn check_balancers(listener: &ProxyListener, findings: &Findings) {
+    let at = |key: &str| format!("{}.{key}", listener.key);
+    if listener.balancers.is_none() {
+        return;
+    }
+    if listener.at.tcp().is_none() {
+        findings.problem(at("proxy_protocol"), "clients of a Unix socket have no address", "no proxy_protocol");
+    }
+    let ListenerTasks { all, users, loopback_users, .. } = &listener.tasks;
+    let has_users = !users.is_empty() || !loopback_users.is_empty();
+    for (key, is_given) in [("task", all.is_some()), ("user_tasks", has_users)] {
+        if is_given {
+            let problem = "the clients are behind a load balancer, and on other machines";
+            findings.problem(at(key), problem, "cidr_tasks with the networks of the clients, or tokens");
+        }
     }
 }
 

@@ -119,6 +119,9 @@ pub struct ProxyListener {
     pub is_own: bool,
     /// The tasks of its clients.
     pub tasks: ListenerTasks,
+    /// The networks of the load balancers that its clients come through. They name the address of a client in the PROXY
+    /// protocol, without which no connection is served. `None` if clients come directly.
+    pub balancers: Option<Vec<IpNet>>,
 }
 
 /// The tasks as which the clients of a listener act without a token.

@@ -153,7 +153,7 @@ async fn set_up(dir: &Path) -> io::Result<Demo> {
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let tasks = config.settings.proxy.tasks.clone();
     config.settings.proxy.listeners =
-        vec![ProxyListener { at: ListenAt::Tcp(own), key: String::new(), is_own: false, tasks }];
+        vec![ProxyListener { at: ListenAt::Tcp(own), key: String::new(), is_own: false, tasks, balancers: None }];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
     let policy =
         compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;

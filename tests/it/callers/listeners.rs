@@ -121,12 +121,19 @@ async fn a_socket_file_is_replaced_only_if_nothing_listens_on_it() {
 }
 
 /// A CA for clients, a certificate for the proxy, and client certificates.
-struct Certificates {
+pub struct Certificates {
     ca: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Certificates {
-    fn new(dir: &Path) -> Self {
+    /// Returns the TLS of a client without a certificate.
+    pub fn client_config(dir: &Path) -> rustls::ClientConfig {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(dir.join("clients.pem")).unwrap()).unwrap();
+        client_config(roots, &["http/1.1"])
+    }
+
+    pub fn new(dir: &Path) -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

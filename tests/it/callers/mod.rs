@@ -1,5 +1,6 @@
 //! Clients of the proxy: their identification, and the limits that keep them from shutting out each other.
 
+pub mod balancers;
 pub mod disconnect;
 pub mod identity;
 pub mod listeners;
