@@ -73,7 +73,7 @@ impl<T> AcceptQueue<T> {
 
     /// Adds a connection. [`Self::next`] returns the action for it.
     pub(crate) fn enqueue(&self, source: Source, connection: T) {
-        let limit = self.admission.free().clamp(MIN_WAITING, MAX_WAITING);
+        let limit = self.limit();
         let mut state = self.lock();
         state.push(Waiting { source, since: Instant::now(), connection });
         // One more than the limit may wait, because the newest connection may be admitted at once.
@@ -81,6 +81,17 @@ impl<T> AcceptQueue<T> {
             let Some(closed) = state.largest_source().and_then(|source| state.pop(source)) else { break };
             state.closed.push_back(closed.connection);
         }
+    }
+
+    /// Returns the maximum number of connections that wait.
+    fn limit(&self) -> usize {
+        self.admission.free().clamp(MIN_WAITING, MAX_WAITING)
+    }
+
+    /// Returns true if another connection may wait, beside some that are not in the queue yet.
+    pub(crate) fn has_room_for(&self, others: usize) -> bool {
+        let limit = self.limit();
+        self.lock().waiting.len().saturating_add(others) < limit
     }
 
     /// Returns true if no connection waits.

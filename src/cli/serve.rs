@@ -1,6 +1,7 @@
 //! `exeat serve`: the daemon.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,11 +9,14 @@ use futures_util::future::OptionFuture;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Level;
 
+use super::systemd::Passed;
 use super::{Exit, harden, limits, paths, systemd, terminal};
+use crate::daemon::command_runner::CommandRunner;
 use crate::daemon::reload::Reloaded;
 use crate::daemon::takeover::Takeover;
 use crate::daemon::{Daemon, StartParts, precheck};
 use crate::policy::compile::Problem;
+use crate::policy::rule::Policy;
 use crate::policy::settings::Settings;
 
 /// Maximum time that threads have at the end to finish what they read or write.
@@ -49,21 +53,10 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    if args.takeover && std::env::var_os("LISTEN_FDS").is_some() {
-        let why = "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself";
-        return failed(&why);
-    }
-    let passed = match systemd::take_sockets() {
-        Ok(passed) => passed,
-        Err(error) => return failed(&error),
+    let (passed, commands) = match before_confinement(args, &loaded.policy) {
+        Ok(started) => started,
+        Err(why) => return failed(&why),
     };
-    // It may start programs, which this process may not once it is confined.
-    let commands = match super::command_runner(&loaded.policy, &|name| std::env::var_os(name)) {
-        Ok(commands) => commands,
-        Err(error) => return failed(&error),
-    };
-    // After that process, whose commands could take long with a limit of millions.
-    limits::raise_descriptor_limit();
     if args.no_confine {
         tracing::warn!("the process is not confined, because of --no-confine");
     } else {
@@ -99,6 +92,20 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     // A thread may wait for a file system that hangs.
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     exit
+}
+
+/// Takes the sockets of the service manager, which other programs must not get, starts the process that runs commands, which a
+/// confined process cannot, and then raises the limit of open files, with which commands could take long.
+fn before_confinement(args: &ServeArgs, policy: &Policy) -> Result<(Passed, Option<Arc<CommandRunner>>), String> {
+    if args.takeover && std::env::var_os("LISTEN_FDS").is_some() {
+        let why = "--takeover cannot be used with sockets of the service manager, which restarts the daemon itself";
+        return Err(why.to_owned());
+    }
+    let passed = systemd::take_sockets().map_err(|error| error.to_string())?;
+    let commands = super::command_runner(policy, &|name| std::env::var_os(name));
+    let commands = commands.map_err(|error| error.to_string())?;
+    limits::raise_descriptor_limit();
+    Ok((passed, commands))
 }
 
 /// Asks the running daemon for its sockets. A start that would fail for another reason must not end that daemon.

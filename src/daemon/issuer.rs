@@ -77,7 +77,7 @@ impl Servers {
                     Ok(()) => self.endpoints.issue(&used).await,
                     Err(error) => (Err(error), None),
                 };
-                // What was fetched is searched for from now on.
+                // The secrets that were fetched are searched for from now on.
                 let other = other.or_else(|| (!Arc::ptr_eq(&used, request)).then_some(used));
                 Issued { token, next: other.map(|request| next(MintMethod::Token(request))) }
             }

@@ -29,8 +29,6 @@ use crate::policy::plan::Timeouts;
 
 /// Maximum number of concurrent overload responses. Further connections over the limit are closed without one.
 const MAX_OVERLOAD_RESPONSES: usize = 64;
-/// Maximum number of connections of a listener that have no PROXY header yet. Further ones are closed.
-const MAX_UNNAMED: usize = 1024;
 /// Pause after an error such as EMFILE, which ends only when other connections close.
 const BACK_OFF: Duration = Duration::from_millis(50);
 
@@ -63,7 +61,7 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<
             Some(accepted) = OptionFuture::from(listener.as_ref().map(Listener::accept)) => accepted,
         };
         match (accepted, &behind) {
-            (Ok(accepted), Some(_)) if unnamed.len() >= MAX_UNNAMED => {
+            (Ok(accepted), Some(_)) if !queue.has_room_for(unnamed.len()) => {
                 let mut record = services.record(&accepted.peer());
                 record.rule("connection: too many have no PROXY header yet");
                 record.failed(Fail::Overloaded.into());

@@ -60,10 +60,10 @@ impl BehindBalancers {
         if !self.balancers.iter().any(|network| network.contains(&address)) {
             return Err(NotBehindBalancer::Untrusted);
         }
-        // A health check of the load balancer has its own address.
-        let client = proxy_header::read(&mut stream).await?.unwrap_or(balancer);
-        let task = self.tasks.of_address(client.ip()).cloned();
-        Ok(Accepted::Tcp(stream, client, task))
+        let client = proxy_header::read(&mut stream).await?;
+        // A connection whose client is not named, such as a health check, has the load balancer's address, and no task by it.
+        let task = client.and_then(|client| self.tasks.of_address(client.ip())).cloned();
+        Ok(Accepted::Tcp(stream, client.unwrap_or(balancer), task))
     }
 }
 

@@ -59,13 +59,13 @@ pub struct Credential {
     pub(super) value: Option<Secret>,
     /// The recipe and the tokens of a value that is minted.
     pub(super) minting: Option<Minting>,
-    /// The values that were minted before a reload removed the recipe, and its secrets.
+    /// The remains of a recipe that a reload removed. Set once, when the policy takes over from an older one.
     pub(super) former: OnceLock<Former>,
     /// Estimated at its first use, because the estimate is slow.
     pub(super) strength: OnceLock<Strength>,
 }
 
-/// What is left of a recipe that a reload removed. It may still be valid, and is searched for.
+/// The values and secrets of a recipe that a reload removed. They may still be valid, and are searched for.
 #[derive(Clone, Default)]
 pub(super) struct Former {
     values: Vec<Arc<MintedValue>>,

@@ -583,7 +583,7 @@ impl Minting {
         let is_same = self.fingerprint == new.fingerprint && has_same_form;
         let (current, next) = if is_same { (self.current.clone(), self.next.clone()) } else { (None, None) };
         let earlier = self.searched_besides(&[&current, &next]);
-        // What was fetched for the same recipe is still in use.
+        // The secrets that were fetched for the same recipe are still in use.
         let recipe = match (&self.recipe.method, &new.recipe.method) {
             (MintMethod::Token(old), MintMethod::Token(own))
                 if self.fingerprint == new.fingerprint && !own.fetched.is_empty() =>
@@ -626,7 +626,7 @@ impl Minting {
 
     /// Returns the secrets that are no longer those of the recipe.
     fn retired_by(&self, new: &MintRecipe) -> Vec<Arc<HeldSecret>> {
-        let is_new = |held: &HeldSecret| new.secrets().any(|(_, new)| new.secret().expose() == held.secret().expose());
+        let is_new = |held: &HeldSecret| new.secrets().any(|(_, new)| new.is(held.secret()));
         let mut left: Vec<Arc<HeldSecret>> = Vec::new();
         for held in self.recipe.secrets().map(|(_, held)| held).chain(&self.retired).filter(|held| !is_new(held)) {
             if left.len() < MAX_RETIRED && !left.iter().any(|known| known.is(held.secret())) {

@@ -32,6 +32,8 @@ use crate::stages::mint::{IssuedToken, MintError};
 
 /// How long a result is waited for, at most. A command has less time.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(40);
+/// How long the process may take to read the list of commands.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a command waits for the end of others.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The variables that commands get, if they are set. All others may have secrets.
@@ -87,6 +89,7 @@ impl CommandRunner {
         let child = process.spawn()?;
         // It has the other end of the pair. If the process ends before it has read the list, writing fails.
         drop(process);
+        socket.set_write_timeout(Some(START_TIMEOUT))?;
         socket.write_all(&length.to_be_bytes())?;
         socket.write_all(&list)?;
         socket.set_nonblocking(true)?;

@@ -9,6 +9,7 @@ use tokio_rustls::TlsConnector;
 use super::listeners::Certificates;
 use crate::lab::client::auth;
 use crate::lab::{self, Lab, LabBuilder, Origin, TIMEOUT};
+use crate::operation::cli::{exeat, output, text as text_of};
 
 const V1: &[u8] = b"PROXY TCP4 192.0.2.7 10.0.0.1 40000 3128\r\n";
 
@@ -96,14 +97,15 @@ async fn the_address_in_the_header_is_the_clients() {
 
 #[tokio::test]
 async fn the_networks_of_clients_have_tasks() {
-    let (lab, origin) = start("127.0.0.1/32", "cidr_tasks = { \"192.0.2.0/24\" = \"t\" }").await;
+    let (lab, origin) =
+        start("127.0.0.1/32", "cidr_tasks = { \"192.0.2.0/24\" = \"t\", \"127.0.0.0/8\" = \"t\" }").await;
     let all = [V1, &request(&origin, false)].concat();
     assert!(exchange(&lab, &all).await.starts_with("HTTP/1.1 200 "));
     let line = lab.ended(0).await;
     assert_eq!((&line["task"], &line["peer"]), (&"t".into(), &"192.0.2.7:40000".into()), "{line}");
     let other = [&v2()[..], &request(&origin, false)].concat();
     assert!(exchange(&lab, &other).await.starts_with("HTTP/1.1 407 "));
-    // The load balancer's own address is in no network of a task, also if the client's is.
+    // The load balancer's own address gives no task to a client that it does not name.
     let own = [&b"PROXY UNKNOWN\r\n"[..], &request(&origin, false)].concat();
     assert!(exchange(&lab, &own).await.starts_with("HTTP/1.1 407 "));
 }
@@ -182,4 +184,20 @@ async fn the_header_precedes_tls() {
     stream.write_all(&request(&origin, true)).await.unwrap();
     assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 200 "));
     assert_eq!(lab.ended(0).await["peer"], "[2001:db8::7]:40000");
+}
+
+/// `exeat env` cannot know the address of a load balancer.
+#[tokio::test]
+async fn the_clients_address_of_the_proxy_is_that_of_the_load_balancer() {
+    let builder = LabBuilder::new().await;
+    let text = "[proxy]\nlisten = []\n[[proxy.listeners]]\nlisten = \"10.0.0.1:3131\"\n\
+                proxy_protocol = { trusted = [\"10.1.2.3/32\"] }\n[tasks.t]\n";
+    let dir = builder.dir.path();
+    std::fs::write(dir.join("e.toml"), builder.config(text)).unwrap();
+    let env = async |args: &[&str]| output(exeat(dir, &[&["env", "--task", "t", "-c", "e.toml"], args].concat())).await;
+    let refused = env(&[]).await;
+    assert!(!refused.status.success(), "{}", text_of(&refused.stdout));
+    assert!(text_of(&refused.stderr).contains("no TCP listener"), "{}", text_of(&refused.stderr));
+    let shown = env(&["--host", "balancer.test:8080"]).await;
+    assert!(text_of(&shown.stdout).contains("@balancer.test:8080"), "{}", text_of(&shown.stderr));
 }

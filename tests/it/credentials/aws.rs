@@ -351,7 +351,7 @@ async fn boto3_has_the_permissions_of_a_role() {
     assert!(mints.len() == 1 && !mints[0].contains("\"code\""), "{mints:?}");
 }
 
-/// What boto3 found, and the log.
+/// The findings of boto3, and the log.
 struct Used {
     found: Value,
     log: String,
