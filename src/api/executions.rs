@@ -18,7 +18,7 @@ use crate::ledger::{Execution, Millis, StopReason};
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::secret::TokenHash;
 use crate::model::{token, unique_id};
-use crate::policy::settings::ListenAt;
+use crate::policy::settings::ListenerMode;
 
 /// Default lifetime of an execution, in seconds.
 const DAY: u64 = 24 * 3600;
@@ -121,7 +121,11 @@ async fn restart_static(services: &Services, wanted: &StartRequest, name: &TaskN
 /// Returns the proxy's host and port for sandboxes. For a listener on all addresses, the host is taken from the Host
 /// field of the operator's request. Returns `None` if there is no TCP listener, or no such host.
 fn authority(services: &Services, headers: &HeaderMap) -> Option<String> {
-    let address = services.listeners.iter().find_map(ListenAt::tcp)?;
+    let address = {
+        let mut http =
+            services.listeners.iter().filter(|listener| listener.mode == ListenerMode::Proxy && listener.is_direct);
+        http.find_map(|listener| listener.at.tcp())?
+    };
     if !address.ip().is_unspecified() {
         return Some(address.to_string());
     }

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::admission::queue::{AcceptQueue, QueueStep};
 use crate::admission::{Admission, Slot};
 use crate::flow::Services;
-use crate::flow::listener::{Accepted, Listener};
+use crate::flow::listener::{Accepted, AcceptedSocket, Listener};
 
 /// Maximum time for one request and its response, and for the wait for a slot.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,9 +73,9 @@ pub(super) async fn run<S: Site>(site: Arc<S>, listener: Listener) {
 }
 
 async fn serve_accepted<S: Site>(site: Arc<S>, accepted: Accepted, slot: Slot) {
-    match accepted {
-        Accepted::Tcp(stream, ..) => serve(&site, stream, false, slot).await,
-        Accepted::Unix(stream, uid, _) => serve(&site, stream, site.is_trusted(uid), slot).await,
+    match accepted.socket {
+        AcceptedSocket::Tcp(stream, _) => serve(&site, stream, false, slot).await,
+        AcceptedSocket::Unix(stream, uid) => serve(&site, stream, site.is_trusted(uid), slot).await,
     }
 }
 

@@ -29,6 +29,9 @@ pub struct Line {
     pub callers: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
+    /// The address that the client of a captured connection has connected to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]

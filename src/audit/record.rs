@@ -137,7 +137,8 @@ impl Record {
     #[must_use]
     pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<LogValues>, peer: &Peer) -> Self {
         let id = unique_id::new();
-        let line = Line { id: id.to_string(), peer: Some(peer.to_string()), ..Line::default() };
+        let original = peer.original().map(|address| address.to_string());
+        let line = Line { id: id.to_string(), peer: Some(peer.to_string()), original, ..Line::default() };
         let mut trace = sink.traces().and_then(|traces| traces.begin(id));
         if let Some(trace) = &mut trace {
             trace.enter(Stage::Identify);

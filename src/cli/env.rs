@@ -119,7 +119,8 @@ pub(super) fn run(config: Option<&Path>, args: &EnvArgs) -> Exit {
     };
     // The address of a load balancer is known only from --host.
     let is_reached = |listener: &&ProxyListener| listener.balancers.is_none() || args.host.is_some();
-    let usable: Vec<_> = settings.proxy.listeners.iter().filter(is_usable).filter(is_reached).collect();
+    let http = settings.proxy.listeners.iter().filter(|listener| listener.is_http_proxy());
+    let usable: Vec<_> = http.filter(is_usable).filter(is_reached).collect();
     if usable.iter().all(|listener| listener.at.tcp().is_none()) && token.is_none() {
         say(format_args!(
             "exeat: the task {task:?} has no static token; `exeat execution start {task}` starts an execution with its own \

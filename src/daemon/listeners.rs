@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::StartError;
 use super::command_runner::CommandRunner;
 use super::takeover::{Role, Takeover, TakeoverLock};
-use crate::flow::listener::{Inherited, Listener, SharedSocket};
+use crate::flow::listener::{Inherited, Listener, ListenerAddress, SharedSocket};
 use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
 
 /// The parts of a start that are there before it, beside the configuration.
@@ -45,8 +45,7 @@ impl Listeners {
         if opened.proxy.is_empty() {
             for configured in &settings.proxy.listeners {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
-                listener.set_tasks(configured.tasks.clone());
-                listener.set_balancers(configured.balancers.clone());
+                listener.configure(configured);
                 opened.proxy.push(listener);
             }
         } else {
@@ -92,8 +91,8 @@ impl Listeners {
         Ok(Some(lock))
     }
 
-    pub(super) fn proxy_addresses(&self) -> Vec<ListenAt> {
-        self.proxy.iter().map(|listener| listener.at().clone()).collect()
+    pub(super) fn proxy_addresses(&self) -> Vec<ListenerAddress> {
+        self.proxy.iter().map(Listener::address).collect()
     }
 
     pub(super) fn metrics_address(&self) -> Option<ListenAt> {
@@ -125,14 +124,15 @@ async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Pro
         let configured = proxy.listeners.iter().find(|configured| configured.at == *listener.at());
         // The networks were checked against the configured addresses only.
         let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
-        listener.set_tasks(configured.map_or_else(unknown, |configured| configured.tasks.clone()));
-        listener.set_balancers(configured.and_then(|configured| configured.balancers.clone()));
+        match configured {
+            Some(configured) => listener.configure(configured),
+            None => listener.set_tasks(unknown()),
+        }
     }
     for own in proxy.listeners.iter().filter(|configured| configured.is_own) {
         if listeners.iter().all(|listener| *listener.at() != own.at) {
             let mut listener = bind(&own.at, proxy.unix_mode).await?;
-            listener.set_tasks(own.tasks.clone());
-            listener.set_balancers(own.balancers.clone());
+            listener.configure(own);
             listeners.push(listener);
         }
     }

@@ -60,7 +60,7 @@ use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::audit::traces::Traces;
 use crate::fair_queue::FairQueue;
 use crate::flow::caller_connections::CallerConnections;
-use crate::flow::listener::ConnectionSetup;
+use crate::flow::listener::{ConnectionSetup, ListenerAddress};
 use crate::flow::open_counts::OpenCounts;
 use crate::flow::refused_tunnel::UnreadRefusals;
 use crate::flow::{Services, accept, webhooks};
@@ -68,7 +68,7 @@ use crate::model::descriptors::Descriptors;
 use crate::model::name::CredentialName;
 use crate::model::secret::{AcceptedTokens, TokenHash};
 use crate::policy::rule::Policy;
-use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
+use crate::policy::settings::{Durability, ListenAt, ListenerMode, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::approve::{Notices, PendingApprovals};
 use crate::stages::forward::Forwarder;
@@ -82,7 +82,7 @@ use crate::tls::upstream::UpstreamTls;
 /// A running proxy.
 pub struct Daemon {
     services: Arc<Services>,
-    proxy: Vec<ListenAt>,
+    proxy: Vec<ListenerAddress>,
     admin: Option<ListenAt>,
     metrics: Option<ListenAt>,
     file: Option<ConfigFile>,
@@ -159,7 +159,7 @@ impl Daemon {
         }
         let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
         let metrics = listeners.metrics_address();
-        let own = proxy.iter().chain(&admin).chain(&metrics).filter_map(ListenAt::tcp);
+        let own = proxy.iter().map(|listener| &listener.at).chain(&admin).chain(&metrics).filter_map(ListenAt::tcp);
         let own = OwnEndpoints { listeners: own.collect() };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
@@ -216,14 +216,15 @@ impl Daemon {
 
     /// Returns the addresses of the listeners for sandboxes.
     #[must_use]
-    pub fn proxy(&self) -> &[ListenAt] {
+    pub fn proxy(&self) -> &[ListenerAddress] {
         &self.proxy
     }
 
-    /// Returns the addresses of the TCP listeners for sandboxes.
+    /// Returns the addresses of the TCP listeners for clients that use the proxy as such.
     #[must_use]
     pub fn proxy_addresses(&self) -> Vec<SocketAddr> {
-        self.proxy.iter().filter_map(ListenAt::tcp).collect()
+        let http = self.proxy.iter().filter(|listener| listener.mode == ListenerMode::Proxy);
+        http.filter_map(|listener| listener.at.tcp()).collect()
     }
 
     /// Returns the address of the admin listener.
@@ -398,7 +399,7 @@ fn services(
     Prepared { descriptors, admin_tokens, authority, tls, resolver, connection_setup }: Prepared,
     settings: Settings,
     policy: Policy,
-    (listeners, admin): (Vec<ListenAt>, Option<ListenAt>),
+    (listeners, admin): (Vec<ListenerAddress>, Option<ListenAt>),
     (written, commands): (mpsc::Sender<Written>, Option<Arc<CommandRunner>>),
 ) -> Result<(Services, String, Exporters), StartError> {
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);

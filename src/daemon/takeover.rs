@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-use crate::flow::listener::{Accepted, Listener, SharedSocket};
+use crate::flow::listener::{Accepted, AcceptedSocket, Listener, SharedSocket};
 use crate::policy::settings::ListenAt;
 
 /// A process that has ended is an error, and no signal.
@@ -119,7 +119,7 @@ impl TakeoverSocket {
     pub(super) async fn wait(&self) -> Successor {
         loop {
             let stream = match self.listener.accept().await {
-                Ok(Accepted::Unix(stream, uid, _)) if is_trusted(uid) => stream,
+                Ok(Accepted { socket: AcceptedSocket::Unix(stream, uid), .. }) if is_trusted(uid) => stream,
                 Ok(_) => continue,
                 Err(_) => {
                     sleep(BACK_OFF).await;

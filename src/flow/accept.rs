@@ -15,17 +15,20 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
 use super::caller_connections::ConnectionSlots;
+use super::captured;
 use super::client::Client;
 use super::connection;
 use super::io::{Linger, WriteTimeout};
 use super::listener::{Accepted, BehindBalancers, Listener, Opened};
 use super::respond;
+use super::socks;
 use crate::admission::Slot;
 use crate::admission::queue::{AcceptQueue, QueueStep};
 use crate::fair_queue::Membership;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail};
 use crate::policy::plan::Timeouts;
+use crate::policy::settings::ListenerMode;
 
 /// Maximum number of concurrent overload responses. Further connections over the limit are closed without one.
 const MAX_OVERLOAD_RESPONSES: usize = 64;
@@ -140,15 +143,16 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
     let peer = accepted.peer();
     let deadline = Instant::now() + services.settings.proxy.handshake_timeout;
     let deadline = slot.deadline().map_or(deadline, |slot_deadline| slot_deadline.min(deadline));
-    let Opened { stream, peer, watch } = match timeout_at(deadline, services.connection_setup.open(accepted)).await {
-        Ok(Ok(opened)) => opened,
-        Ok(Err(error)) => {
-            let mut record = services.record(&peer);
-            record.rule(format!("client handshake: {error}"));
-            return record.failed(Deny::CallerUnknown.into());
-        }
-        Err(_) => return services.record(&peer).failed(Deny::HeaderTimeout.into()),
-    };
+    let Opened { stream, peer, watch, mode } =
+        match timeout_at(deadline, services.connection_setup.open(accepted)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(error)) => {
+                let mut record = services.record(&peer);
+                record.rule(format!("client handshake: {error}"));
+                return record.failed(Deny::CallerUnknown.into());
+            }
+            Err(_) => return services.record(&peer).failed(Deny::HeaderTimeout.into()),
+        };
     let stream = WriteTimeout::new(stream, Timeouts::default().idle);
     let client = Client {
         services: services.clone(),
@@ -159,20 +163,25 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
         watch,
         unidentified: AtomicU32::new(0),
     };
-    connection::serve(Arc::new(client), stream).await;
+    let client = Arc::new(client);
+    match mode {
+        ListenerMode::Proxy => connection::serve(client, stream).await,
+        ListenerMode::Socks5 => Box::pin(socks::serve(client, stream)).await,
+        ListenerMode::Transparent => Box::pin(captured::serve(client, stream)).await,
+    }
 }
 
-/// Refuses a connection with an HTTP response, if the listener does not use TLS.
+/// Refuses a connection, with a response to a client that speaks HTTP without TLS.
 async fn refuse_overloaded(services: &Services, accepted: Accepted) {
     let response = respond::raw(Fail::Overloaded.into(), services.record(&accepted.peer()));
-    let _ = match accepted {
-        Accepted::Tcp(..) if services.connection_setup.has_tls() => return,
-        Accepted::Tcp(stream, ..) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
-        Accepted::Unix(stream, ..) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
-    };
+    let Some(stream) = accepted.into_plain(&services.connection_setup) else { return };
+    let _ = timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await;
 }
 
-async fn write_and_linger(mut stream: impl AsyncRead + AsyncWrite + Unpin, response: &[u8]) -> io::Result<()> {
+pub(super) async fn write_and_linger(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    response: &[u8],
+) -> io::Result<()> {
     stream.write_all(response).await?;
     stream.shutdown().await?;
     let mut linger = Linger::new();

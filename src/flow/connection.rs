@@ -1,14 +1,20 @@
 //! Serves HTTP/1.1 on one client connection, and runs the stages that apply once per destination.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{Method, Request, Response};
+use bytes::Bytes;
+use http::header::HOST;
+use http::request::Parts;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::Services;
+use super::captured;
 use super::client::{Client, ClientStream};
 use super::exchange::{self, Destination};
 use super::http1_gate::GateHandle;
@@ -16,10 +22,10 @@ use super::http1_server::{gated, h1, last_at_takeover, note_broken, until_draine
 use super::refused_tunnel::{self, RefusedTunnel};
 use super::respond::{self, AnswerBody};
 use super::self_api;
-use super::tunnel;
+use super::tunnel::{self, ClientSide};
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
-use crate::model::refusal::{Deny, Fail, Refusal, Stage};
+use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
 use crate::policy::rule::Policy;
@@ -35,10 +41,20 @@ enum Handled {
 }
 
 /// The refusal of a request to the proxy.
-struct Refused {
-    refusal: Refusal,
+pub(super) struct Refused {
+    pub(super) refusal: Refusal,
     /// The tunnel of a CONNECT whose client gets the refusal inside.
     inside: Option<RefusedTunnel>,
+}
+
+impl Refused {
+    /// Returns the tunnel in which the refusal is repeated, if that may be opened. Then the record has the refusal.
+    pub(super) fn open_inside(self, record: &mut Record) -> Option<RefusedTunnel> {
+        let tunnel = self.inside.filter(|_| may_open(self.refusal, record))?;
+        record.failed(self.refusal);
+        record.release();
+        Some(tunnel)
+    }
 }
 
 impl From<Refusal> for Refused {
@@ -49,7 +65,12 @@ impl From<Refusal> for Refused {
 
 /// Serves a connection until it ends or fails, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
-    let stream = gated(&client, stream, Timeouts::default().idle, |_| {});
+    serve_after(client, Bytes::new(), stream).await;
+}
+
+/// Serves a connection whose first bytes have been read.
+pub(super) async fn serve_after(client: Arc<Client>, first: Bytes, stream: ClientStream) {
+    let stream = gated(&client, stream, Timeouts::default().idle, |_| {}).after(first);
     let gate = stream.handle();
     let service = service_fn(|request| {
         let (client, gate) = (client.clone(), gate.clone());
@@ -80,11 +101,13 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
 async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
-    let page = self_api::page(&mut request);
+    // A captured request is for another server.
+    let page = if client.peer.original().is_none() { self_api::page(&mut request) } else { None };
     let is_own = page.is_some();
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
     let upgrade = PendingUpgrade::of(&mut request, gate);
+    let side = connect.then(|| ClientSide::Upgrade(hyper::upgrade::on(&mut request)));
     let result = handle(client, page, request, &mut record).await;
     let refusal = result.as_ref().err().map(|refused| refused.refusal);
     services.settle(refusal, &mut record).await;
@@ -93,40 +116,45 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
     if is_last {
         gate.end_after_request();
     }
-    match result {
-        Ok(Handled::Answered(answer)) => websocket::respond(client, upgrade, answer, record),
-        Ok(Handled::Own(reply)) if connect => {
+    let refused = match (result, side) {
+        (Ok(Handled::Answered(answer)), _) => return websocket::respond(client, upgrade, answer, record),
+        (Ok(Handled::Own(reply)), Some(_)) => {
             gate.end_after_request();
-            respond::closing(respond::self_reply(reply, &record))
+            return respond::closing(respond::self_reply(reply, &record));
         }
-        Ok(Handled::Own(reply)) => respond::self_reply(reply, &record),
-        Ok(Handled::Tunnelled(tunnel)) => {
+        (Ok(Handled::Own(reply)), None) => return respond::self_reply(reply, &record),
+        (Ok(Handled::Tunnelled(tunnel)), Some(side)) => {
             gate.accept_upgrade();
             record.keep_line();
             let established = respond::established(&record);
-            client.spawn_tunnel(tunnel.run(client.clone(), record));
-            established
+            client.spawn_tunnel(tunnel.run(side, client.clone(), record));
+            return established;
         }
-        Err(Refused { refusal, inside: Some(tunnel) }) if may_open(refusal, &record) => {
-            gate.accept_upgrade();
-            record.failed(refusal);
-            record.release();
-            let established = respond::established(&record);
-            client.spawn_tunnel(tunnel.run(client.clone(), record));
-            established
-        }
-        Err(Refused { refusal, .. }) if is_last => respond::last(respond::refusal(services, refusal, record)),
-        Err(Refused { refusal, .. }) if connect => {
-            if is_known {
-                gate.end_after_request();
+        // Only a CONNECT opens a tunnel.
+        (Ok(Handled::Tunnelled(_)), None) => Refused::from(Refusal::from(Deny::RequestMalformed)),
+        (Err(refused), Some(side)) => {
+            let refusal = refused.refusal;
+            if let Some(tunnel) = refused.open_inside(&mut record) {
+                gate.accept_upgrade();
+                let established = respond::established(&record);
+                client.spawn_tunnel(tunnel.run(side, client.clone(), record));
+                return established;
             }
-            respond::closing(respond::refusal(services, refusal, record))
+            Refused::from(refusal)
         }
-        Err(Refused { refusal, .. }) if is_own => {
-            respond::accept_identity_only(respond::refusal(services, refusal, record))
-        }
-        Err(Refused { refusal, .. }) => respond::refusal(services, refusal, record),
+        (Err(refused), None) => refused,
+    };
+    let response = respond::refusal(services, refused.refusal, record);
+    if is_last {
+        return respond::last(response);
     }
+    if connect {
+        if is_known {
+            gate.end_after_request();
+        }
+        return respond::closing(response);
+    }
+    if is_own { respond::accept_identity_only(response) } else { response }
 }
 
 /// Builds what the task's requests are searched with, at the first request of the task. This may take long for a task with
@@ -143,23 +171,65 @@ fn may_open(refusal: Refusal, record: &Record) -> bool {
     !record.has_find() && (refusal == Deny::ExecutionStopped.into() || record.may_repeat_request())
 }
 
-/// Opens the tunnel that a CONNECT requests, or one in which its refusal is repeated.
-async fn connect(
+/// Opens the tunnel that a CONNECT requests. A captured connection was made to the address `original`.
+///
+/// # Errors
+/// The refusal, with the tunnel in which it is repeated.
+pub(super) async fn connect(
     services: &Services,
-    policy: &Policy,
-    caller: &Caller,
-    mut request: Request<Incoming>,
+    (policy, caller): (&Policy, &Caller),
+    (head, original): (&mut Parts, Option<IpAddr>),
     record: &mut Record,
-) -> Result<Handled, Refused> {
-    let upgrade = hyper::upgrade::on(&mut request);
-    let (mut head, _) = request.into_parts();
-    match tunnel::open_requested(services, policy, caller, (&mut head, upgrade.clone()), record).await {
-        Ok(tunnel) => Ok(Handled::Tunnelled(tunnel)),
+) -> Result<tunnel::Tunnel, Refused> {
+    match tunnel::open_requested(services, policy, caller, (head, original), record).await {
+        Ok(tunnel) => Ok(tunnel),
         Err(refusal) => {
-            let inside = refused_tunnel::offer(services, policy, caller, (&mut head, upgrade), (refusal, record));
+            let inside = refused_tunnel::offer(services, policy, caller, head, (refusal, record));
             Err(Refused { refusal, inside })
         }
     }
+}
+
+/// Returns the CONNECT that stands for a connection whose client names its destination in another way. A destination that is not
+/// one is refused like that of a CONNECT.
+pub(super) fn connect_request(authority: &str) -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::CONNECT;
+    // Any other target of a CONNECT is malformed.
+    *request.uri_mut() = authority.parse::<Authority>().map(Uri::from).unwrap_or_default();
+    let host = HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static(""));
+    request.headers_mut().insert(HOST, host);
+    request
+}
+
+/// Identifies the caller of a connection by the fields of a request and by the connection itself, and gives the connection one of
+/// the caller's slots.
+///
+/// # Errors
+/// [`Deny::CallerUnknown`]; [`Fail::Overloaded`] if the caller has too many connections, or this one is closed for a newer one;
+/// [`Fail::Draining`]; [`Fail::LedgerUnavailable`].
+pub(super) async fn identify(
+    client: &Client,
+    headers: &HeaderMap,
+    record: &mut Record,
+) -> Verdict<(Arc<Policy>, Caller)> {
+    let services = &client.services;
+    if services.drain.is_cancelled() {
+        return Err(Fail::Draining.into());
+    }
+    let policy = services.policies.snapshot();
+    let caller = identify::caller(&policy, &services.ledger, headers, &client.peer).await?;
+    let slot = client.connection_slots.acquire(&services.caller_connections, caller.execution());
+    // Before anything that may take long: an unidentified connection is closed for a newer one.
+    let is_admitted = slot.is_ok() && client.slot.identify();
+    prepare(&policy, &caller).await;
+    record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
+    slot?;
+    client.member.move_to(&services.queues.of(caller.execution()));
+    if !is_admitted {
+        return Err(Fail::Overloaded.into());
+    }
+    Ok((policy, caller))
 }
 
 /// Identifies the caller, counts the call, and authorizes the destination. A CONNECT opens a tunnel. Any other request
@@ -171,38 +241,34 @@ async fn handle(
     record: &mut Record,
 ) -> Result<Handled, Refused> {
     let services = &client.services;
-    if services.drain.is_cancelled() {
-        return Err(Refusal::from(Fail::Draining).into());
-    }
-    let policy = services.policies.snapshot();
-    let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
-    let slot = client.connection_slots.acquire(&services.caller_connections, caller.execution());
-    // Before anything that may take long: an unidentified connection is closed for a newer one.
-    let is_admitted = slot.is_ok() && client.slot.identify();
-    prepare(&policy, &caller).await;
-    record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
-    slot?;
+    let (policy, caller) = identify(client, request.headers(), record).await?;
     if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {
         self_api::check_host(request.headers(), record)?;
-    }
-    client.member.move_to(&services.queues.of(caller.execution()));
-    if !is_admitted {
-        return Err(Refusal::from(Fail::Overloaded).into());
     }
     // These two are boxed, so that the future of a forwarded request is small.
     if let Some(page) = page {
         let answer = Box::pin(self_api::answer(services, &policy, &caller, (page, request), record)).await;
         return Ok(Handled::Own(answer?));
     }
-    if request.method() == Method::CONNECT {
-        return Box::pin(connect(services, &policy, &caller, request, record)).await;
+    let captured = client.peer.original();
+    if request.method() == Method::CONNECT && captured.is_none() {
+        let mut head = request.into_parts().0;
+        let opened = Box::pin(connect(services, (&policy, &caller), (&mut head, None), record)).await;
+        return opened.map(Handled::Tunnelled);
     }
     let taken = services.throttle.take(&policy, &caller, Kind::from_headers_or_raw(request.headers()), record).await?;
     let (mut head, body) = request.into_parts();
     record.enter(Stage::Parse);
-    let target = parse::target(&mut head)?;
+    let target = match captured {
+        None => parse::target(&mut head)?,
+        Some(original) => captured::http_target(&mut head, original)?,
+    };
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;
-    let to = Destination { admitted, pin: None };
+    let pin = match captured {
+        None => None,
+        Some(original) => Some(captured::pin(services, &policy, &admitted, original.ip(), record).await?),
+    };
+    let to = Destination { admitted, pin };
     Ok(Handled::Answered(exchange::run(services, &to, taken, Request::from_parts(head, body), record).await?))
 }

@@ -206,6 +206,11 @@ impl<T> Http1Gate<T> {
         Self { deadline: Box::new(deadline), ..self }
     }
 
+    /// Puts bytes before the stream that have been read from it.
+    pub(super) fn after(self, first: Bytes) -> Self {
+        Self { buffer: first.into(), ..self }
+    }
+
     /// Sets the watch that requests probes of the client.
     pub(super) fn probed_for(self, watch: DisconnectWatch) -> Self {
         Self { watch: Some(watch), ..self }

@@ -1,7 +1,9 @@
 //! Listeners: TCP, TLS, Unix sockets, and sockets passed by a service manager.
 
+use std::fmt;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -25,7 +27,7 @@ use super::proxy_header::{self, ProxyHeaderError};
 use crate::admission::Source;
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
-use crate::policy::settings::{ListenAt, ListenerTasks, Proxy, ProxyTls};
+use crate::policy::settings::{ListenAt, ListenerMode, ListenerTasks, Proxy, ProxyListener, ProxyTls};
 use crate::socket_options;
 use crate::tls::listener;
 use crate::tls::listener::{ListenerTlsError, certificate_end};
@@ -55,7 +57,9 @@ impl BehindBalancers {
     /// # Errors
     /// [`NotBehindBalancer`]. Nothing is read from a connection that is not from a load balancer.
     pub(crate) async fn identify(&self, accepted: Accepted) -> Result<Accepted, NotBehindBalancer> {
-        let Accepted::Tcp(mut stream, balancer, _) = accepted else { return Err(NotBehindBalancer::Untrusted) };
+        let AcceptedSocket::Tcp(mut stream, balancer) = accepted.socket else {
+            return Err(NotBehindBalancer::Untrusted);
+        };
         let address = balancer.ip().to_canonical();
         if !self.balancers.iter().any(|network| network.contains(&address)) {
             return Err(NotBehindBalancer::Untrusted);
@@ -63,7 +67,7 @@ impl BehindBalancers {
         let client = proxy_header::read(&mut stream).await?;
         // A connection whose client is not named, such as a health check, has the load balancer's address, and no task by it.
         let task = client.and_then(|client| self.tasks.of_address(client.ip())).cloned();
-        Ok(Accepted::Tcp(stream, client.unwrap_or(balancer), task))
+        Ok(Accepted { socket: AcceptedSocket::Tcp(stream, client.unwrap_or(balancer)), task, ..accepted })
     }
 }
 
@@ -75,6 +79,8 @@ pub struct Listener {
     tasks: Arc<ListenerTasks>,
     /// The networks of the load balancers that its clients come through, if they do.
     balancers: Option<Arc<[IpNet]>>,
+    /// The protocol that its clients speak to it.
+    mode: ListenerMode,
     /// The socket file that this process created. It is removed on drop.
     file: Option<SocketFile>,
 }
@@ -110,11 +116,22 @@ impl SharedSocket {
     }
 }
 
-/// An accepted connection, before any handshake, with the task that its listener knows.
-pub(crate) enum Accepted {
-    Tcp(TcpStream, std::net::SocketAddr, Option<TaskName>),
+/// An accepted connection, before any handshake.
+pub(crate) struct Accepted {
+    pub(crate) socket: AcceptedSocket,
+    /// The task that the listener knows.
+    task: Option<TaskName>,
+    /// The protocol that the client speaks to the proxy.
+    mode: ListenerMode,
+    /// The address that the client has connected to, if the connection was captured.
+    original: Option<SocketAddr>,
+}
+
+/// The socket of an accepted connection.
+pub(crate) enum AcceptedSocket {
+    Tcp(TcpStream, SocketAddr),
     /// With the user id of the peer.
-    Unix(UnixStream, u32, Option<TaskName>),
+    Unix(UnixStream, u32),
 }
 
 /// The client's side of a connection, ready for HTTP.
@@ -123,28 +140,64 @@ pub(crate) enum Stream {
     Tls(Box<TlsStream<ClientSocket>>),
 }
 
-/// A connection that is ready for HTTP.
+/// A connection that is ready for the protocol of its listener.
 pub(crate) struct Opened {
     pub(crate) stream: Stream,
     pub(crate) peer: Peer,
     pub(crate) watch: DisconnectWatch,
+    pub(crate) mode: ListenerMode,
+}
+
+/// The address of an open listener for sandboxes.
+#[derive(Clone, Debug)]
+pub struct ListenerAddress {
+    /// The address, with the port that was assigned to it.
+    pub at: ListenAt,
+    /// The protocol of its clients.
+    pub mode: ListenerMode,
+    /// Clients connect to it without a load balancer.
+    pub is_direct: bool,
+}
+
+impl fmt::Display for ListenerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.mode {
+            ListenerMode::Proxy => self.at.fmt(f),
+            ListenerMode::Socks5 => write!(f, "{} (socks5)", self.at),
+            ListenerMode::Transparent => write!(f, "{} (transparent)", self.at),
+        }
+    }
 }
 
 impl Accepted {
     /// Returns the peer's identity as known before a handshake.
     pub(crate) fn peer(&self) -> Peer {
-        match self {
-            Self::Tcp(_, address, None) => Peer::tcp(*address),
-            Self::Tcp(_, address, Some(task)) => Peer::at_address(*address, task.clone()),
-            Self::Unix(_, uid, task) => Peer::unix(*uid, task.clone()),
+        let peer = match (&self.socket, &self.task) {
+            (AcceptedSocket::Tcp(_, address), None) => Peer::tcp(*address),
+            (AcceptedSocket::Tcp(_, address), Some(task)) => Peer::at_address(*address, task.clone()),
+            (AcceptedSocket::Unix(_, uid), task) => Peer::unix(*uid, task.clone()),
+        };
+        match self.original {
+            Some(original) => peer.captured_for(original),
+            None => peer,
+        }
+    }
+
+    /// Returns the socket of an HTTP client, if it does not expect TLS.
+    pub(crate) fn into_plain(self, setup: &ConnectionSetup) -> Option<ClientSocket> {
+        match self.socket {
+            _ if self.mode != ListenerMode::Proxy => None,
+            AcceptedSocket::Tcp(..) if setup.has_tls() => None,
+            AcceptedSocket::Tcp(stream, _) => Some(stream.into()),
+            AcceptedSocket::Unix(stream, _) => Some(stream.into()),
         }
     }
 
     /// Returns the source that the limits on unidentified connections apply to.
     pub(crate) fn source(&self) -> Source {
-        match self {
-            Self::Tcp(_, address, _) => address.ip().into(),
-            Self::Unix(_, uid, _) => Source::Unix(*uid),
+        match &self.socket {
+            AcceptedSocket::Tcp(_, address) => address.ip().into(),
+            AcceptedSocket::Unix(_, uid) => Source::Unix(*uid),
         }
     }
 }
@@ -197,8 +250,7 @@ impl Listener {
                 let socket = UnixListener::bind(path)?;
                 let file = SocketFile::of(path)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-                let tasks = Arc::default();
-                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), tasks, balancers: None, file: Some(file) })
+                Ok(Self { file: Some(file), ..Self::of(Socket::Unix(socket), at.clone()) })
             }
         }
     }
@@ -209,7 +261,12 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn tcp(socket: TcpListener) -> io::Result<Self> {
         let at = ListenAt::Tcp(socket.local_addr()?);
-        Ok(Self { socket: Socket::Tcp(socket), at, tasks: Arc::default(), balancers: None, file: None })
+        Ok(Self::of(Socket::Tcp(socket), at))
+    }
+
+    /// Returns an HTTP proxy's listener that knows no client.
+    fn of(socket: Socket, at: ListenAt) -> Self {
+        Self { socket, at, tasks: Arc::default(), balancers: None, mode: ListenerMode::Proxy, file: None }
     }
 
     /// Wraps a Unix socket that is already listening. Its file is not removed.
@@ -218,13 +275,7 @@ impl Listener {
     /// If its local address cannot be read.
     pub fn unix(socket: UnixListener) -> io::Result<Self> {
         let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
-        Ok(Self {
-            socket: Socket::Unix(socket),
-            at: ListenAt::Unix(path),
-            tasks: Arc::default(),
-            balancers: None,
-            file: None,
-        })
+        Ok(Self::of(Socket::Unix(socket), ListenAt::Unix(path)))
     }
 
     /// Wraps a socket of the process that this one takes over from, which listens at the same configured address. The file of a
@@ -286,9 +337,16 @@ impl Listener {
         self.tasks = Arc::new(tasks);
     }
 
-    /// Sets the networks of the load balancers that its clients come through.
-    pub(crate) fn set_balancers(&mut self, balancers: Option<Vec<IpNet>>) {
-        self.balancers = balancers.map(Into::into);
+    /// Sets the clients that it has, and their protocol, as configured.
+    pub(crate) fn configure(&mut self, configured: &ProxyListener) {
+        self.set_tasks(configured.tasks.clone());
+        self.balancers = configured.balancers.clone().map(Into::into);
+        self.mode = configured.mode;
+    }
+
+    /// Returns its address and its clients' protocol.
+    pub(crate) fn address(&self) -> ListenerAddress {
+        ListenerAddress { at: self.at.clone(), mode: self.mode, is_direct: self.balancers.is_none() }
     }
 
     /// Returns how the address of a client behind a load balancer is found, if clients come through one.
@@ -309,8 +367,13 @@ impl Listener {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
                 socket_options::set(&stream);
+                let is_captured = self.mode == ListenerMode::Transparent;
+                let original = is_captured.then(|| original_address(&stream)).transpose()?;
                 let owner = || {
-                    let owner = peer_user::of_connection(address, stream.local_addr().ok()?);
+                    let owner = match original {
+                        Some(original) => peer_user::of_captured(address, original),
+                        None => peer_user::of_connection(address, stream.local_addr().ok()?),
+                    };
                     // A client that has reset this connection frees its port, and another user may have it by now.
                     owner.filter(|_| {
                         stream.peer_addr().is_ok() && stream.take_error().is_ok_and(|error| error.is_none())
@@ -322,15 +385,38 @@ impl Listener {
                     tasks.of_address(address.ip()).or_else(|| tasks.of_loopback_user(owner)).cloned()
                 };
                 let task = tasks.and_then(of);
-                Ok(Accepted::Tcp(stream, address, task))
+                Ok(Accepted { socket: AcceptedSocket::Tcp(stream, address), task, mode: self.mode, original })
             }
             Socket::Unix(socket) => {
                 let (stream, _) = socket.accept().await?;
                 let uid = stream.peer_cred()?.uid();
-                Ok(Accepted::Unix(stream, uid, self.tasks.of_user(uid).cloned()))
+                let task = self.tasks.of_user(uid).cloned();
+                Ok(Accepted { socket: AcceptedSocket::Unix(stream, uid), task, mode: self.mode, original: None })
             }
         }
     }
+}
+
+/// Returns the address that a captured connection was made to.
+///
+/// A rule that redirects connections has the kernel keep it. Otherwise (TPROXY, and routes that make every address local) it is
+/// the socket's own.
+///
+/// # Errors
+/// If the connection has ended.
+fn original_address(stream: &TcpStream) -> io::Result<SocketAddr> {
+    let own = stream.local_addr().map_err(|_| io::ErrorKind::ConnectionAborted)?;
+    #[cfg(target_os = "linux")]
+    let kept = {
+        let socket = socket2::SockRef::from(stream);
+        let is_v4 = own.ip().to_canonical().is_ipv4();
+        let kept = if is_v4 { socket.original_dst_v4() } else { socket.original_dst_v6() };
+        kept.ok().and_then(|kept| kept.as_socket())
+    };
+    #[cfg(not(target_os = "linux"))]
+    let kept = None;
+    let original = kept.unwrap_or(own);
+    Ok(SocketAddr::new(original.ip().to_canonical(), original.port()))
 }
 
 /// Removes a socket file that no process listens on.
@@ -385,26 +471,27 @@ impl ConnectionSetup {
     /// Runs the TLS handshake, if the listener uses TLS. The caller limits its time.
     pub(crate) async fn open(&self, accepted: Accepted) -> io::Result<Opened> {
         let peer = accepted.peer();
-        let (socket, address) = match accepted {
-            Accepted::Unix(stream, ..) => (ClientSocket::from(stream), None),
-            Accepted::Tcp(stream, address, _) => (ClientSocket::from(stream), Some(address)),
+        let mode = accepted.mode;
+        let (socket, address) = match accepted.socket {
+            AcceptedSocket::Unix(stream, _) => (ClientSocket::from(stream), None),
+            AcceptedSocket::Tcp(stream, address) => (ClientSocket::from(stream), Some(address)),
         };
         let watch = socket.watch();
-        let (Some((files, config)), Some(address)) = (&self.tls, address) else {
-            return Ok(Opened { stream: Stream::Plain(socket), peer, watch });
+        let (Some((files, config)), Some(address), ListenerMode::Proxy) = (&self.tls, address, mode) else {
+            return Ok(Opened { stream: Stream::Plain(socket), peer, watch, mode });
         };
         let config = config.read().clone();
         let stream = Box::new(TlsAcceptor::from(config).accept(socket).await?);
         if files.client_ca.is_none() {
-            return Ok(Opened { stream: Stream::Tls(stream), peer, watch });
+            return Ok(Opened { stream: Stream::Tls(stream), peer, watch, mode });
         }
         let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let names = leaf.map(listener::names).unwrap_or_default();
         let tasks = names.iter().map(|name| TaskName::new(name)).collect();
-        Ok(Opened { stream: Stream::Tls(stream), peer: Peer::certified(address, tasks), watch })
+        Ok(Opened { stream: Stream::Tls(stream), peer: Peer::certified(address, tasks), watch, mode })
     }
 
-    pub(crate) fn has_tls(&self) -> bool {
+    fn has_tls(&self) -> bool {
         self.tls.is_some()
     }
 }

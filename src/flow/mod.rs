@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub(crate) mod caller_connections;
+mod captured;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod disconnect;
@@ -20,6 +21,7 @@ pub(crate) mod refused_tunnel;
 pub mod respond;
 pub(crate) mod self_api;
 mod server_names;
+mod socks;
 pub(crate) mod tunnel;
 pub mod webhooks;
 pub(crate) mod websocket;
@@ -27,6 +29,7 @@ mod write_state;
 
 use std::sync::Arc;
 
+use self::listener::ListenerAddress;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -40,7 +43,7 @@ use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::secret::AcceptedTokens;
-use crate::policy::settings::{ListenAt, Settings};
+use crate::policy::settings::Settings;
 use crate::policy::store::PolicyStore;
 use crate::stages::approve;
 use crate::stages::body_budget::Budget;
@@ -84,7 +87,7 @@ pub struct Services {
     /// The memory budget for the flow-control windows of h2 tunnels.
     pub windows: Arc<Budget>,
     /// The addresses of the listeners for sandboxes.
-    pub(crate) listeners: Vec<ListenAt>,
+    pub(crate) listeners: Vec<ListenerAddress>,
     /// Sets up accepted connections for HTTP.
     pub(crate) connection_setup: listener::ConnectionSetup,
     /// The results of the checks on registered webhooks.

@@ -37,7 +37,18 @@ pub fn of_connection(client: SocketAddr, ours: SocketAddr) -> Option<u32> {
     if !client.ip().to_canonical().is_loopback() {
         return None;
     }
-    let request = request(client, ours);
+    owner_of(client, ours)
+}
+
+/// Returns the id of the user who owns the client's socket of a captured connection, which was made to another address than
+/// the one that it is accepted at. A client on another machine has no such socket here.
+#[must_use]
+pub fn of_captured(client: SocketAddr, original: SocketAddr) -> Option<u32> {
+    owner_of(client, original)
+}
+
+fn owner_of(client: SocketAddr, other_end: SocketAddr) -> Option<u32> {
+    let request = request(client, other_end);
     owner(&request, &ask(&request).ok()?)
 }
 

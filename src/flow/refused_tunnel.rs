@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::request::Parts;
-use hyper::upgrade::OnUpgrade;
 use moka::sync::Cache;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -17,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use super::Services;
 use super::client::Client;
 use super::inner_server::{InnerServer, TunnelTarget};
-use super::tunnel::{ClientStream, FirstProtocol, first_protocol};
+use super::tunnel::{ClientSide, ClientStream, FirstProtocol, first_protocol};
 use crate::audit::record::Record;
 use crate::model::host::Host;
 use crate::model::limited::ReachedLimit;
@@ -49,7 +48,6 @@ impl Default for UnreadRefusals {
 
 /// A refused CONNECT whose tunnel is opened.
 pub(super) struct RefusedTunnel {
-    upgrade: OnUpgrade,
     caller: Caller,
     target: Target,
     refusal: Refusal,
@@ -65,7 +63,7 @@ pub(super) fn offer(
     services: &Services,
     policy: &Policy,
     caller: &Caller,
-    (head, upgrade): (&mut Parts, OnUpgrade),
+    head: &mut Parts,
     (refusal, record): (Refusal, &Record),
 ) -> Option<RefusedTunnel> {
     let is_by_policy = matches!(
@@ -93,7 +91,7 @@ pub(super) fn offer(
     }
     let permit = services.throttle.take_refused_tunnel(caller)?;
     let (caller, limited) = (caller.clone(), record.limit().copied());
-    Some(RefusedTunnel { upgrade, caller, target, refusal, limited, _permit: permit })
+    Some(RefusedTunnel { caller, target, refusal, limited, _permit: permit })
 }
 
 /// The outcome of a tunnel. It is noted when the tunnel ends, also if it is cancelled.
@@ -116,14 +114,14 @@ impl Drop for Outcome {
 }
 
 impl RefusedTunnel {
-    /// Runs the tunnel after the 200 has been sent. `record` has the refusal of the CONNECT, and writes it unless a request
+    /// Runs the tunnel after the client has been told that it is open. `record` has the refusal of the CONNECT, and writes it unless a request
     /// arrives.
-    pub(super) async fn run(mut self, client: Arc<Client>, record: Record) {
+    pub(super) async fn run(self, side: ClientSide, client: Arc<Client>, record: Record) {
         let of = (self.caller.execution().clone(), self.target.host().clone());
         let (services, is_used) = (client.services.clone(), Arc::default());
         let mut outcome = Outcome { services, of, is_used, is_connected: false };
         let limit = client.services.settings.proxy.handshake_timeout;
-        let Ok(Some((stream, first))) = first_protocol(&mut self.upgrade, limit).await else { return };
+        let Ok(Some((stream, first))) = first_protocol(side, limit).await else { return };
         match first {
             FirstProtocol::Http => {
                 let target = self.target.in_the_clear();

@@ -433,6 +433,34 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
 
 /// An unencrypted TLS record with the fatal alert `unrecognized_name` (RFC 6066 §3).
 pub(super) const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
+/// The same with `access_denied` and `internal_error` (RFC 8446 §6.2).
+const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+const INTERNAL_ERROR: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
+
+/// Returns the alert for a client whose TLS handshake is not answered because of a refusal.
+pub(super) fn tls_alert(refusal: Refusal) -> [u8; 7] {
+    match refusal {
+        Refusal::Deny(Deny::NoName | Deny::SniMismatch | Deny::SniMissing) => UNRECOGNIZED_NAME,
+        Refusal::Deny(_) => ACCESS_DENIED,
+        Refusal::Fail(_) => INTERNAL_ERROR,
+    }
+}
+
+/// Returns the reply code of SOCKS5 for a refusal (RFC 1928 §6).
+pub(super) fn socks_code(refusal: Refusal) -> u8 {
+    const GENERAL_FAILURE: u8 = 1;
+    const NOT_ALLOWED: u8 = 2;
+    const HOST_UNREACHABLE: u8 = 4;
+    const CONNECTION_REFUSED: u8 = 5;
+    match refusal {
+        Refusal::Fail(Fail::ResolveFailed | Fail::ConnectTimedOut) => HOST_UNREACHABLE,
+        Refusal::Fail(Fail::ConnectFailed) => CONNECTION_REFUSED,
+        Refusal::Fail(_) | Refusal::Deny(Deny::TargetMalformed | Deny::RequestMalformed | Deny::HeaderTimeout) => {
+            GENERAL_FAILURE
+        }
+        Refusal::Deny(_) => NOT_ALLOWED,
+    }
+}
 
 impl Body for AnswerBody {
     type Data = AnswerData;

@@ -1,6 +1,7 @@
 //! CONNECT tunnels: opaque ones are checked and spliced, inspected ones are terminated.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::Services;
+use super::captured;
 use super::client::{self, Client};
 use super::exchange::Destination;
 use super::http1_gate::Http1Gate;
@@ -36,7 +38,6 @@ use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
 /// An admitted and pinned tunnel. An opaque one is connected to its origin.
 pub(super) struct Tunnel {
-    upgrade: OnUpgrade,
     admitted: Admitted,
     pinned: PinnedTarget,
     /// The call that was counted for the CONNECT.
@@ -48,13 +49,33 @@ pub(super) struct Tunnel {
 /// The client's side of a tunnel, with bytes that were read ahead put back.
 pub(super) type ClientStream = Rewind<client::ClientStream>;
 
+/// The client's side of a tunnel before its first bytes are read.
+pub(super) enum ClientSide {
+    /// The connection of a CONNECT, which the HTTP server hands over after its response.
+    Upgrade(OnUpgrade),
+    /// A connection on which no HTTP was spoken.
+    Stream(ClientStream),
+}
+
+impl ClientSide {
+    /// # Errors
+    /// If the connection failed before it was handed over.
+    async fn stream(self) -> io::Result<ClientStream> {
+        match self {
+            Self::Upgrade(upgrade) => client_stream(upgrade).await,
+            Self::Stream(stream) => Ok(stream),
+        }
+    }
+}
+
 /// The protocol that the first bytes in a tunnel belong to.
 pub(super) enum FirstProtocol {
     Http,
     Tls(Hello),
 }
 
-/// Opens the tunnel that a CONNECT requests. A tunnel costs one call, which also covers the first request in it.
+/// Opens the tunnel that a CONNECT requests. A tunnel costs one call, which also covers the first request in it. A captured
+/// connection was made to the address `original`, which must be one of the host's.
 ///
 /// # Errors
 /// If the rate limit is reached, the destination is not allowed or cannot be resolved, or the origin of an opaque
@@ -63,7 +84,7 @@ pub(super) async fn open_requested(
     services: &Services,
     policy: &Policy,
     caller: &Caller,
-    (head, upgrade): (&mut http::request::Parts, OnUpgrade),
+    (head, original): (&mut http::request::Parts, Option<IpAddr>),
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     let (taken, prepaid) = services.throttle.take_connect(policy, caller, record).await?;
@@ -71,7 +92,7 @@ pub(super) async fn open_requested(
     let target = parse::target(head)?;
     record.target(&target);
     let admitted = authorize::destination(policy, caller, &taken, (target, head), record)?;
-    pin_and_connect(services, policy, (admitted, prepaid), upgrade, record).await
+    pin_and_connect(services, policy, (admitted, prepaid), original, record).await
 }
 
 /// Resolves and pins the destination. Connects to the origin of an opaque tunnel before the response to the CONNECT, so
@@ -80,11 +101,12 @@ async fn pin_and_connect(
     services: &Services,
     policy: &Policy,
     (admitted, prepaid): (Admitted, Prepaid),
-    upgrade: OnUpgrade,
+    original: Option<IpAddr>,
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     record.rule(admitted.allowed().rule());
     let pinned = services.resolver.pin(policy, &admitted, record).await?;
+    captured::check_address(original, &pinned, record).map_err(|_| Deny::SniMismatch)?;
     let origin = match admitted.mode() {
         Mode::Inspect => None,
         Mode::Opaque => {
@@ -96,15 +118,15 @@ async fn pin_and_connect(
             Some(origin)
         }
     };
-    Ok(Tunnel { upgrade, admitted, pinned, prepaid, origin })
+    Ok(Tunnel { admitted, pinned, prepaid, origin })
 }
 
 impl Tunnel {
-    /// Runs the tunnel after the 200 has been sent.
-    pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
+    /// Runs the tunnel after the client has been told that it is open.
+    pub(super) async fn run(mut self, side: ClientSide, client: Arc<Client>, mut record: Record) {
         let _open = Open::count(&client.services.open_counts.tunnels);
         let handshake_timeout = client.services.settings.proxy.handshake_timeout;
-        let (mut stream, first) = match first_protocol(&mut self.upgrade, handshake_timeout).await {
+        let (mut stream, first) = match first_protocol(side, handshake_timeout).await {
             Ok(Some(found)) => found,
             // The client closed without sending anything.
             Ok(None) => return record.abandoned(),
@@ -260,11 +282,11 @@ fn record_end(mut record: Record, ended: io::Result<()>, refusal: Option<Refusal
 /// # Errors
 /// [`Deny::NotTls`] if the bytes are neither HTTP nor a TLS ClientHello; [`Deny::HeaderTimeout`].
 pub(super) async fn first_protocol(
-    upgrade: &mut OnUpgrade,
+    side: ClientSide,
     limit: Duration,
 ) -> Verdict<Option<(ClientStream, FirstProtocol)>> {
     let first = async {
-        match client_stream(upgrade).await {
+        match side.stream().await {
             Ok(stream) => detect_protocol(stream).await,
             Err(_) => Ok(None),
         }
@@ -276,7 +298,7 @@ pub(super) async fn first_protocol(
 ///
 /// # Errors
 /// If the connection failed before the upgrade.
-async fn client_stream(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
+async fn client_stream(upgrade: OnUpgrade) -> io::Result<ClientStream> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
     let Parts { io, read_buf, .. } = upgraded
         .downcast::<TokioIo<Http1Gate<client::ClientStream>>>()
@@ -291,7 +313,7 @@ async fn client_stream(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
 ///
 /// # Errors
 /// [`Deny::NotTls`] if the bytes are neither HTTP nor a TLS ClientHello.
-async fn detect_protocol(mut stream: ClientStream) -> Verdict<Option<(ClientStream, FirstProtocol)>> {
+pub(super) async fn detect_protocol(mut stream: ClientStream) -> Verdict<Option<(ClientStream, FirstProtocol)>> {
     let mut seen = BytesMut::with_capacity(2048);
     let first = loop {
         let read = stream.read_buf(&mut seen).await.unwrap_or_default();

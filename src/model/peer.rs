@@ -14,6 +14,8 @@ pub struct Peer {
     tasks: Option<Arc<[TaskName]>>,
     /// Nothing but the connection says which task it is.
     is_known_by_address: bool,
+    /// The address that it has connected to, if its connection was captured.
+    original: Option<SocketAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,25 +54,38 @@ impl Peer {
     /// Creates a peer with an address and no authentication.
     #[must_use]
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { from: From::Tcp(address), tasks: None, is_known_by_address: false }
+        Self { from: From::Tcp(address), tasks: None, is_known_by_address: false, original: None }
     }
 
     /// Creates a peer that may act only as this task, because of the listener that it has reached, or of its network.
     #[must_use]
     pub fn at_address(address: SocketAddr, task: TaskName) -> Self {
-        Self { from: From::Tcp(address), tasks: Some([task].into()), is_known_by_address: true }
+        Self { tasks: Some([task].into()), is_known_by_address: true, ..Self::tcp(address) }
     }
 
     /// Creates a peer with a client certificate for these tasks. It may act only as one of them.
     #[must_use]
     pub fn certified(address: SocketAddr, tasks: Vec<TaskName>) -> Self {
-        Self { from: From::Tcp(address), tasks: Some(tasks.into()), is_known_by_address: false }
+        Self { tasks: Some(tasks.into()), ..Self::tcp(address) }
     }
 
     /// Creates a peer for a process of this user on this machine. With a task, it may act only as that task.
     #[must_use]
     pub fn unix(uid: u32, task: Option<TaskName>) -> Self {
-        Self { from: From::Unix(uid), tasks: task.map(|task| [task].into()), is_known_by_address: false }
+        let tasks = task.map(|task| [task].into());
+        Self { from: From::Unix(uid), tasks, is_known_by_address: false, original: None }
+    }
+
+    /// Adds the address that the peer has connected to. Its connection was captured.
+    #[must_use]
+    pub fn captured_for(self, original: SocketAddr) -> Self {
+        Self { original: Some(original), ..self }
+    }
+
+    /// Returns the address that the peer has connected to, if its connection was captured.
+    #[must_use]
+    pub fn original(&self) -> Option<SocketAddr> {
+        self.original
     }
 
     /// Returns the peer's address, or `None` on a Unix socket.

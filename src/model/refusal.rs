@@ -545,6 +545,17 @@ refusals! {
         hint: "Do not retry. Connect to the host that the request is meant for, without encrypted ClientHello.",
     }
 
+    /// A captured connection names no host.
+    NoName {
+        code: "no_name",
+        status: FORBIDDEN,
+        stage: Parse,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The captured connection does not name its destination",
+        hint: "Connect by name: with SNI over TLS, with a Host field over HTTP. An address alone is not enough.",
+    }
+
     /// No SNI in the `ClientHello`.
     SniMissing {
         code: "sni_missing",

@@ -670,6 +670,32 @@ pub(super) mod tests {
                 "trusted",
             ),
             (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nmode = \"socks\"\ntask = \"t\"\n[tasks.t]",
+                "proxy.listeners[0].mode",
+                "socks5",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nmode = \"transparent\"\n[tasks.t]",
+                "proxy.listeners[0]",
+                "task = ",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"unix:a\"\nmode = \"transparent\"\ntask = \"t\"\n[tasks.t]",
+                "proxy.listeners[0].listen",
+                "0.0.0.0:15001",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"0.0.0.0:1\"\nmode = \"transparent\"\ntask = \"t\"\n[tasks.t]",
+                "proxy.listeners[0].task",
+                "cidr_tasks",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"0.0.0.0:1\"\nmode = \"transparent\"\ncidr_tasks = { \"10.1.0.0/16\" = \"t\" }\n\
+                 proxy_protocol = { trusted = [\"10.0.0.1/32\"] }\n[tasks.t]",
+                "proxy.listeners[0].proxy_protocol",
+                "no proxy_protocol",
+            ),
+            (
                 "[[proxy.listeners]]\nlisten = \"unix:a\"\nproxy_protocol = { trusted = [\"10.0.0.1/32\"] }\n[tasks.t]",
                 "proxy.listeners[0].proxy_protocol",
                 "no proxy_protocol",

@@ -24,8 +24,8 @@ use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::secret_store_file::{self, RawStores};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerTasks, Metrics, Notify,
-    NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, ListenerMode, ListenerTasks, Metrics,
+    Notify, NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use super::trace_export;
 use crate::leak::families::Family;
@@ -712,6 +712,7 @@ fn tls_name(name: &str) -> Option<String> {
     rustls::pki_types::ServerName::try_from(name).ok().map(|name| name.to_str().into_owned())
 }
 
+choice!(ListenerMode, "proxy" => ListenerMode::Proxy, "socks5" => ListenerMode::Socks5, "transparent" => ListenerMode::Transparent);
 choice!(Mode, "inspect" => Mode::Inspect, "opaque" => Mode::Opaque);
 choice!(Oversize, "truncate" => Oversize::Truncate, "refuse" => Oversize::Refuse);
 choice!(NotifyFormat, "generic" => NotifyFormat::Generic, "slack" => NotifyFormat::Slack);

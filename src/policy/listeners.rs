@@ -10,7 +10,7 @@ use toml::Value;
 use super::compile::known_names;
 use super::reader::{Findings, Readable, Section};
 use super::rule::Policy;
-use super::settings::{ListenAt, ListenerTasks, Proxy, ProxyListener};
+use super::settings::{ListenAt, ListenerMode, ListenerTasks, Proxy, ProxyListener};
 use crate::model::name::TaskName;
 use crate::model::peer::{Peer, PeerNetwork};
 
@@ -26,6 +26,7 @@ pub(super) fn read(s: &mut Section<'_>, base: &Path, tasks: &ListenerTasks) -> V
         is_own: false,
         tasks: tasks.clone(),
         balancers: None,
+        mode: ListenerMode::Proxy,
     });
     let own = own.into_iter().map(|OwnTasks(listener)| ProxyListener { at: listener.at.relative_to(base), ..listener });
     shared.chain(own).collect()
@@ -48,10 +49,22 @@ impl Readable for OwnTasks {
         let (users, loopback_users) = if is_tcp { (BTreeMap::new(), users) } else { (users, BTreeMap::new()) };
         let tasks = ListenerTasks { all, networks, users, loopback_users };
         let balancers = s.optional("proxy_protocol").map(|s| balancers(s, findings));
-        if tasks == ListenerTasks::default() && balancers.is_none() && !findings.has(path) {
-            findings.problem(path, "it has no task", "task = \"NAME\", user_tasks, cidr_tasks or proxy_protocol");
+        let mode = s.take::<ListenerMode>("mode").unwrap_or_default();
+        // The clients of others can send a token.
+        let needs_task = match mode {
+            ListenerMode::Proxy => balancers.is_none(),
+            ListenerMode::Socks5 => false,
+            ListenerMode::Transparent => true,
+        };
+        if tasks == ListenerTasks::default() && needs_task && !findings.has(path) {
+            let also = if mode == ListenerMode::Proxy {
+                ", user_tasks, cidr_tasks or proxy_protocol"
+            } else {
+                " or cidr_tasks"
+            };
+            findings.problem(path, "it has no task", format!("task = \"NAME\"{also}"));
         }
-        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks, balancers }))
+        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks, balancers, mode }))
     }
 }
 
@@ -151,6 +164,7 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
         if listener.is_own {
             check_own_tasks(listener, proxy, findings);
             check_balancers(listener, findings);
+            check_transparent(listener, findings);
         } else if let (Some(address), false) = (listener.at.tcp(), listener.tasks.networks.is_empty()) {
             check_shared(address, findings);
         }
@@ -200,7 +214,7 @@ fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings)
         }
         return;
     };
-    if proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) {
+    if listener.is_http_proxy() && proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) {
         findings.problem(at(key), WITH_CERTIFICATES, "no task here, or no tls.client_ca");
     }
     if all.is_some() && !address.ip().to_canonical().is_loopback() {
@@ -242,6 +256,24 @@ fn check_balancers(listener: &ProxyListener, findings: &Findings) {
             let problem = "the clients are behind a load balancer, and on other machines";
             findings.problem(at(key), problem, "cidr_tasks with the networks of the clients, or tokens");
         }
+    }
+}
+
+/// Checks a listener that connections are captured for: the kernel must know their original addresses.
+fn check_transparent(listener: &ProxyListener, findings: &Findings) {
+    if listener.mode != ListenerMode::Transparent {
+        return;
+    }
+    let at = |key: &str| format!("{}.{key}", listener.key);
+    if listener.at.tcp().is_none() {
+        findings.problem(at("listen"), "connections to a Unix socket are not captured", "\"0.0.0.0:15001\"");
+    }
+    if listener.balancers.is_some() {
+        let problem = "the original address of a connection does not come through a load balancer";
+        findings.problem(at("proxy_protocol"), problem, "no proxy_protocol");
+    }
+    if cfg!(not(target_os = "linux")) {
+        findings.problem(at("mode"), "only Linux captures connections", "\"proxy\" or \"socks5\"");
     }
 }
 

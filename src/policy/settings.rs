@@ -122,6 +122,28 @@ pub struct ProxyListener {
     /// The networks of the load balancers that its clients come through. They name the address of a client in the PROXY
     /// protocol, without which no connection is served. `None` if clients come directly.
     pub balancers: Option<Vec<IpNet>>,
+    /// The protocol that its clients speak to it.
+    pub mode: ListenerMode,
+}
+
+impl ProxyListener {
+    /// Returns whether programs can be told to use it as their HTTP proxy.
+    #[must_use]
+    pub fn is_http_proxy(&self) -> bool {
+        self.mode == ListenerMode::Proxy
+    }
+}
+
+/// The protocol that the clients of a listener speak to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ListenerMode {
+    /// That of an HTTP proxy: CONNECT, and requests in absolute-form.
+    #[default]
+    Proxy,
+    /// SOCKS5 (RFC 1928).
+    Socks5,
+    /// None. Their connections to other addresses are captured, and contain TLS or HTTP for a server.
+    Transparent,
 }
 
 /// The tasks as which the clients of a listener act without a token.

@@ -30,7 +30,7 @@ use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
 use crate::policy::compile;
-use crate::policy::settings::{ListenAt, ProxyListener};
+use crate::policy::settings::{ListenAt, ListenerMode, ProxyListener};
 use crate::policy::source::CompileContext;
 use crate::tls::authority::Authority;
 
@@ -152,8 +152,14 @@ async fn set_up(dir: &Path) -> io::Result<Demo> {
     // The policy allows the proxy's own port, for the scene with the loop. The port is only known once it is bound.
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let tasks = config.settings.proxy.tasks.clone();
-    config.settings.proxy.listeners =
-        vec![ProxyListener { at: ListenAt::Tcp(own), key: String::new(), is_own: false, tasks, balancers: None }];
+    config.settings.proxy.listeners = vec![ProxyListener {
+        at: ListenAt::Tcp(own),
+        key: String::new(),
+        is_own: false,
+        tasks,
+        balancers: None,
+        mode: ListenerMode::Proxy,
+    }];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
     let policy =
         compile::compile(&text, &context).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;

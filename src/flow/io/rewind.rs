@@ -18,6 +18,7 @@ impl<T> Rewind<T> {
         Self { prefix, inner }
     }
 
+    /// Returns the bytes that were read ahead and not returned, and the stream.
     pub(in crate::flow) fn into_parts(self) -> (Bytes, T) {
         (self.prefix, self.inner)
     }

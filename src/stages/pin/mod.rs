@@ -88,6 +88,12 @@ impl PinnedTarget {
         self.generation
     }
 
+    /// Returns whether an address is one of them.
+    #[must_use]
+    pub fn includes(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|address| address.ip().to_canonical() == ip.to_canonical())
+    }
+
     /// Returns the addresses as text, for the probe's response.
     pub fn address_texts(&self) -> impl Iterator<Item = String> {
         self.addresses.iter().map(|address| address.ip().to_string())

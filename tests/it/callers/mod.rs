@@ -4,5 +4,6 @@ pub mod balancers;
 pub mod disconnect;
 pub mod identity;
 pub mod listeners;
+mod socks;
 pub mod tenants;
 pub mod unidentified;

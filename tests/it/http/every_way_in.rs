@@ -21,12 +21,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
-use crate::lab::client::{Reply, client_config, h1, read_head};
+use crate::lab::client::{Reply, SOCKS_PASSWORD_WRONG, client_config, h1, read_head, socks_connect};
 use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT, TOKEN, origin};
 
 /// The way in which a request reaches the proxy.
@@ -36,9 +37,10 @@ enum By {
     Absolute,
     TunnelH1,
     TunnelH2,
+    Socks,
 }
 
-const EVERY: [By; 4] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2];
+const EVERY: [By; 5] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2, By::Socks];
 
 /// A tool call as a model makes it, with everything needed to send the same request without the front-end.
 #[derive(Clone, Debug)]
@@ -50,8 +52,25 @@ struct Call {
 /// A proxy as its clients see it.
 struct Proxy {
     proxy: SocketAddr,
+    /// The SOCKS5 listener, which the binary has at a path.
+    socks: SocksAt,
     ca: String,
     token: String,
+}
+
+#[derive(Clone)]
+enum SocksAt {
+    Tcp(SocketAddr),
+    Unix(std::path::PathBuf),
+}
+
+/// What the client is told of a refusal.
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    /// The code in the response.
+    Code(String),
+    /// The reply code of SOCKS5.
+    Socks(u8),
 }
 
 fn ask(tool: &'static str, input: Value) -> Call {
@@ -105,7 +124,8 @@ impl Call {
 
 impl Proxy {
     fn of(lab: &Lab) -> Self {
-        Self { proxy: lab.proxy, ca: lab.daemon.ca_pem().to_owned(), token: TOKEN.to_owned() }
+        let socks = SocksAt::Tcp(lab.socks_address());
+        Self { proxy: lab.proxy, socks, ca: lab.daemon.ca_pem().to_owned(), token: TOKEN.to_owned() }
     }
 
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
@@ -137,7 +157,7 @@ impl Proxy {
     }
 
     /// Sends the request without the front-end. Returns the code of the refused CONNECT or request.
-    async fn code(&self, by: By, ask: &Call) -> Option<String> {
+    async fn code(&self, by: By, ask: &Call) -> Option<Told> {
         let url = ask.uri();
         let (scheme, rest) = url.split_once("://").unwrap();
         let authority = rest.split(['/', '?']).next().unwrap();
@@ -145,11 +165,36 @@ impl Proxy {
         let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let to = if has_port { authority.to_owned() } else { format!("{authority}:{usual}") };
         let named = authority.rsplit('@').next().unwrap();
-        let code = |reply: &Reply| reply.header("exeat-refusal").map(str::to_owned);
+        let code = |reply: &Reply| reply.header("exeat-refusal").map(|code| Told::Code(code.to_owned()));
         if by == By::Absolute {
             let request = ask.request(&url).header("host", named).header("proxy-authorization", self.authorization());
             let reply = Reply::read(h1(self.connect().await, request.body(ask.body()).unwrap()).await).await;
             return code(&reply);
+        }
+        if by == By::Socks {
+            let user = format!("t:{}", self.token);
+            let uri: Uri = url.parse().unwrap();
+            let request = ask.request(uri.path_and_query().unwrap().as_str()).header("host", authority);
+            let request = request.body(ask.body()).unwrap();
+            let response = match &self.socks {
+                SocksAt::Tcp(address) => {
+                    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+                    let mut stream = TcpStream::connect(address).await.unwrap();
+                    match socks_connect(&mut stream, &user, &to).await {
+                        Err(told) => return Some(Told::Socks(told)),
+                        Ok(()) if scheme == "http" => h1(stream, request).await,
+                        Ok(()) => h1(self.tls(&to, stream, "http/1.1").await, request).await,
+                    }
+                }
+                SocksAt::Unix(path) => {
+                    let mut stream = UnixStream::connect(path).await.unwrap();
+                    match socks_connect(&mut stream, &user, &to).await {
+                        Err(told) => return Some(Told::Socks(told)),
+                        Ok(()) => h1(self.tls(&to, stream, "http/1.1").await, request).await,
+                    }
+                }
+            };
+            return code(&Reply::read(response).await);
         }
         let mut stream = self.connect().await;
         let head =
@@ -158,7 +203,7 @@ impl Proxy {
         let head = read_head(&mut stream).await;
         if !head.starts_with("HTTP/1.1 200") {
             let field = head.lines().find_map(|line| line.strip_prefix("exeat-refusal: "));
-            return Some(field.unwrap_or_else(|| panic!("{head}")).to_owned());
+            return Some(Told::Code(field.unwrap_or_else(|| panic!("{head}")).to_owned()));
         }
         let uri: Uri = url.parse().unwrap();
         if by == By::TunnelH2 && scheme == "https" {
@@ -178,7 +223,7 @@ impl Proxy {
         code(&Reply::read(response).await)
     }
 
-    async fn tls(&self, to: &str, stream: TcpStream, alpn: &str) -> tokio_rustls::client::TlsStream<TcpStream> {
+    async fn tls<S: AsyncRead + AsyncWrite + Unpin>(&self, to: &str, stream: S, alpn: &str) -> TlsStream<S> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap()).unwrap();
         let name = to.rsplit_once(':').unwrap().0.to_owned().try_into().unwrap();
@@ -188,7 +233,10 @@ impl Proxy {
     /// Sends the request by one way and checks its code. Returns the result of a tool call.
     async fn refused(&self, by: By, ask: &Call, code: &str) -> Option<Value> {
         if by != By::Tool {
-            assert_eq!(self.code(by, ask).await.as_deref(), Some(code), "{by:?} {ask:?}");
+            match self.code(by, ask).await {
+                Some(Told::Socks(told)) => assert_eq!((by, told), (By::Socks, socks_code(code)), "{code} {ask:?}"),
+                told => assert_eq!(told, Some(Told::Code(code.to_owned())), "{by:?} {ask:?}"),
+            }
             return None;
         }
         let result = tokio::task::block_in_place(|| self.call(ask));
@@ -200,6 +248,18 @@ impl Proxy {
         let content = result["content"].as_str().unwrap();
         assert!(content.starts_with("Error: ") && !content.contains("<tool_response"), "{content}");
         Some(result)
+    }
+}
+
+/// Returns the reply code that stands for a refusal.
+fn socks_code(code: &str) -> u8 {
+    match code {
+        "caller_unknown" => SOCKS_PASSWORD_WRONG,
+        "resolve_failed" | "connect_timed_out" => 4,
+        "connect_failed" => 5,
+        "target_malformed" => 1,
+        code if Refusal::with_code(code).unwrap().is_blocked() => 2,
+        _ => 1,
     }
 }
 
@@ -550,13 +610,18 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
          [tasks.t]\nintegrations = [\"api\"]\ntools = [\"http_get\"]\n",
         origin.port()
     );
-    std::fs::write(dir.join("e.toml"), builder.config(&text)).unwrap();
+    std::fs::write(
+        dir.join("e.toml"),
+        builder.config(&format!("{text}[[proxy.listeners]]\nlisten = \"unix:s.sock\"\nmode = \"socks5\"\n")),
+    )
+    .unwrap();
     let mut command = crate::operation::cli::exeat(dir, &["serve", "-c", "e.toml"]);
     command.stdout(Stdio::piped());
     let mut served = crate::operation::cli::Served::start(command);
     let mut out = BufReader::new(served.child.stdout.take().unwrap());
     let ca = std::fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
-    let gate = Proxy { proxy: served.proxy().parse().unwrap(), ca, token: TOKEN.to_owned() };
+    let socks = SocksAt::Unix(dir.join("s.sock"));
+    let gate = Proxy { proxy: served.proxy().parse().unwrap(), socks, ca, token: TOKEN.to_owned() };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     let done = tokio::task::block_in_place(|| gate.call(&ask));
     assert_eq!(done["response_status"], 200, "{done:#}");
@@ -630,10 +695,11 @@ const TESTED_SEPARATELY: [&str; 12] = [
     "webhook_not_registered",
 ];
 /// The refusals that cannot occur on one of the ways, with the reason.
-const EXCEPTIONS: [(&str, &str); 10] = [
+const EXCEPTIONS: [(&str, &str); 11] = [
     ("authority_mismatch", "the front-end writes Host from the URL: there is no second name"),
     ("draining", "the front-end has a connection for each call, and a proxy that is leaving takes none"),
     ("header_timeout", "the front-end writes its head at once"),
+    ("no_name", "only a captured connection can lack a name"),
     ("not_implemented", "Transfer-Encoding is not a model's to set, and h2 has none"),
     ("not_tls", "only a tunnel can carry something else than TLS"),
     ("overloaded", "it is said of a connection, before anything is asked"),

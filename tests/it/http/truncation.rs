@@ -43,7 +43,11 @@ impl Received {
 async fn ask(lab: &Lab, way: Way, method: &str, url: &str, fields: &[(&str, &str)]) -> Option<Received> {
     let uri: http::Uri = url.parse().unwrap();
     let to = uri.authority().unwrap().to_string();
-    let target = if way == Way::TunnelH1 { uri.path_and_query().unwrap().as_str().parse().unwrap() } else { uri };
+    let target = if matches!(way, Way::TunnelH1 | Way::Socks) {
+        uri.path_and_query().unwrap().as_str().parse().unwrap()
+    } else {
+        uri
+    };
     let mut request = Request::builder().method(method).uri(target);
     if way != Way::TunnelH2 {
         request = request.header("host", &to);
@@ -59,6 +63,10 @@ async fn ask(lab: &Lab, way: Way, method: &str, url: &str, fields: &[(&str, &str
         Way::TunnelH2 => timeout(lab::TIMEOUT, lab.h2(&to).await.send_request(request)).await.unwrap().ok()?,
         Way::Absolute => send(lab.connect().await, request).await?,
         Way::TunnelH1 => send(lab.tls(&to, &["http/1.1"]).await, request).await?,
+        Way::Socks => {
+            let stream = lab.socks(&to).await.unwrap();
+            send(lab.tls_over(stream, &to, &["http/1.1"]).await, request).await?
+        }
     };
     let (head, mut incoming) = response.into_parts();
     let mut got = Received {

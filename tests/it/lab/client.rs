@@ -1,5 +1,6 @@
 //! The sandbox's side of the lab: raw bytes, HTTP/1.1 and HTTP/2, inside and outside tunnels.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -17,6 +18,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+use exeat::policy::settings::ListenerMode;
 
 use super::{Lab, TIMEOUT, TOKEN};
 
@@ -79,10 +82,12 @@ pub enum Way {
     Absolute,
     TunnelH1,
     TunnelH2,
+    /// HTTP/1.1 in TLS in a SOCKS5 connection.
+    Socks,
 }
 
 impl Way {
-    pub const ALL: [Self; 3] = [Self::Absolute, Self::TunnelH1, Self::TunnelH2];
+    pub const ALL: [Self; 4] = [Self::Absolute, Self::TunnelH1, Self::TunnelH2, Self::Socks];
 }
 
 impl Lab {
@@ -93,7 +98,7 @@ impl Lab {
         let to = if authority.contains(':') { authority.clone() } else { format!("{authority}:443") };
         let target = match way {
             Way::Absolute | Way::TunnelH2 => uri,
-            Way::TunnelH1 => uri.path_and_query().unwrap().as_str().parse().unwrap(),
+            Way::TunnelH1 | Way::Socks => uri.path_and_query().unwrap().as_str().parse().unwrap(),
         };
         let mut request = Request::builder().method(method).uri(target);
         if way != Way::TunnelH2 {
@@ -109,6 +114,10 @@ impl Lab {
         match way {
             Way::Absolute => self.send(request).await,
             Way::TunnelH1 => self.send_in_tunnel(&to, request).await,
+            Way::Socks => {
+                let stream = self.socks(&to).await.expect("the request is accepted");
+                Reply::read(h1(self.tls_over(stream, &to, &["http/1.1"]).await, request).await).await
+            }
             Way::TunnelH2 => {
                 let mut h2 = self.h2(&to).await;
                 Reply::read(timeout(TIMEOUT, h2.send_request(request)).await.unwrap().unwrap()).await
@@ -183,6 +192,26 @@ impl Lab {
         (read_head(&mut stream).await, stream)
     }
 
+    /// Returns the address of the SOCKS5 listener.
+    pub fn socks_address(&self) -> SocketAddr {
+        let mut listeners = self.daemon.proxy().iter();
+        let listener = listeners.find(|one| one.mode == ListenerMode::Socks5).expect("a SOCKS5 listener");
+        listener.at.tcp().unwrap()
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
+    pub async fn connect_socks(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.socks_address()).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+
+    /// Connects through SOCKS5, with the token. Returns the reply code of a refusal.
+    pub async fn socks(&self, to: &str) -> Result<TcpStream, u8> {
+        let mut stream = self.connect_socks().await;
+        socks_connect(&mut stream, &format!("t:{TOKEN}"), to).await.map(|()| stream)
+    }
+
     pub async fn tunnel(&self, to: &str) -> TcpStream {
         let (head, stream) = self.try_connect(to).await;
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -234,6 +263,39 @@ impl Lab {
         tokio::spawn(connection);
         sender
     }
+}
+
+/// The result of a negotiation through SOCKS5 whose user name and password are rejected. It is no reply code.
+pub const SOCKS_PASSWORD_WRONG: u8 = 255;
+
+/// Negotiates a connection to `host:port` through SOCKS5. The host is sent as a name, whatever it is. Returns the reply code of a
+/// refusal.
+pub async fn socks_connect(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), user: &str, to: &str) -> Result<(), u8> {
+    let (name, password) = user.split_once(':').unwrap();
+    let (host, port) = to.rsplit_once(':').unwrap();
+    let host = host.trim_matches(['[', ']']);
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    stream.write_all(&[5, 2, 0, 2]).await.unwrap();
+    assert_eq!(read_exactly::<2>(stream).await, [5, 2]);
+    stream.write_all(&[&[1][..], &text(name), &text(password)].concat()).await.unwrap();
+    match read_exactly::<2>(stream).await {
+        [1, 0] => {}
+        [1, 1] => return Err(SOCKS_PASSWORD_WRONG),
+        other => panic!("{other:?}"),
+    }
+    let port = port.parse::<u16>().unwrap().to_be_bytes();
+    stream.write_all(&[&[5, 1, 0, 3][..], &text(host), &port].concat()).await.unwrap();
+    match read_exactly::<10>(stream).await {
+        [5, 0, 0, 1, 0, 0, 0, 0, 0, 0] => Ok(()),
+        [5, code, 0, 1, 0, 0, 0, 0, 0, 0] => Err(code),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn read_exactly<const N: usize>(stream: &mut (impl AsyncRead + Unpin)) -> [u8; N] {
+    let mut bytes = [0; N];
+    timeout(TIMEOUT, stream.read_exact(&mut bytes)).await.expect("an answer arrives").expect("a whole answer");
+    bytes
 }
 
 pub fn client_config(roots: rustls::RootCertStore, alpn: &[&str]) -> ClientConfig {

@@ -16,7 +16,7 @@ use exeat::daemon::vault;
 use exeat::daemon::{Daemon, StartError};
 use exeat::model::host::Host;
 use exeat::policy::compile::{self, Config};
-use exeat::policy::settings::{LedgerAt, Settings};
+use exeat::policy::settings::{LedgerAt, ListenAt, ListenerMode, ListenerTasks, ProxyListener, Settings};
 use exeat::policy::source::CompileContext;
 use exeat::tls::authority::Authority;
 use serde_json::Value;
@@ -87,6 +87,15 @@ impl LabBuilder {
         if !text.contains("[admin]") {
             settings.admin.listen = None;
         }
+        // Every lab has this way in, too.
+        settings.proxy.listeners.push(ProxyListener {
+            at: ListenAt::Tcp("127.0.0.1:0".parse().unwrap()),
+            key: String::new(),
+            is_own: true,
+            tasks: ListenerTasks::default(),
+            balancers: None,
+            mode: ListenerMode::Socks5,
+        });
         let daemon = Daemon::start(settings.clone(), compiled.policy, None).await.unwrap();
         let proxy = daemon.proxy_addresses()[0];
         Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings, text: config }

@@ -1,0 +1,166 @@
+//! Captured connections: TLS or HTTP that a program sends to another server, without knowing of the proxy.
+//!
+//! The client names its destination in the TLS handshake (SNI) or in `Host`. That name is authorized and resolved like the target
+//! of a CONNECT. The address that the client has connected to is only compared with the result, and never dialed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::request::Parts;
+use tokio::time::timeout;
+
+use super::Services;
+use super::accept::write_and_linger;
+use super::client::{self, Client};
+use super::connection::{self, Refused};
+use super::io::Rewind;
+use super::respond;
+use super::tunnel::{self, ClientSide, ClientStream, FirstProtocol, Tunnel};
+use crate::audit::record::Record;
+use crate::model::refusal::{Deny, Refusal, Verdict};
+use crate::model::target::{Scheme, Target};
+use crate::policy::rule::Policy;
+use crate::stages::authorize::Admitted;
+use crate::stages::parse;
+use crate::stages::pin::PinnedTarget;
+use crate::tls::hello::Hello;
+
+/// The longest time to tell a client of a refusal.
+const ALERT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The connection was made to an address that is not one of the host's.
+pub(super) struct OtherAddress;
+
+/// Serves a connection until it ends or fails, or the daemon drains.
+pub(super) async fn serve(client: Arc<Client>, stream: client::ClientStream) {
+    let Some(original) = client.peer.original() else { return };
+    let first = async {
+        let limit = client.services.settings.proxy.handshake_timeout;
+        let detected = timeout(limit, tunnel::detect_protocol(Rewind::new(Bytes::new(), stream))).await;
+        match detected.unwrap_or(Err(Deny::HeaderTimeout.into())) {
+            Ok(found) => found,
+            Err(refusal) => {
+                client.services.record(&client.peer).failed(refusal);
+                None
+            }
+        }
+    };
+    let first = tokio::select! {
+        biased;
+        () = client.gone() => None,
+        first = first => first,
+    };
+    match first {
+        // The client closed without sending anything, or has been refused.
+        None => {}
+        Some((stream, FirstProtocol::Http)) => {
+            let (first, stream) = stream.into_parts();
+            connection::serve_after(client, first, stream).await;
+        }
+        Some((stream, FirstProtocol::Tls(hello))) => {
+            tokio::select! {
+                biased;
+                () = client.gone() => {}
+                () = serve_tls(&client, stream, &hello, original) => {}
+            }
+        }
+    }
+}
+
+/// Opens the tunnel that a CONNECT to the server name would open.
+async fn serve_tls(client: &Arc<Client>, stream: ClientStream, hello: &Hello, original: SocketAddr) {
+    let mut record = client.services.record(&client.peer);
+    let refused = match open(client, hello, original, &mut record).await {
+        Ok(tunnel) => {
+            record.keep_line();
+            return tunnel.run(ClientSide::Stream(stream), client.clone(), record).await;
+        }
+        Err(refused) => refused,
+    };
+    let refusal = refused.refusal;
+    client.services.settle(Some(refusal), &mut record).await;
+    if let Some(tunnel) = refused.open_inside(&mut record) {
+        return tunnel.run(ClientSide::Stream(stream), client.clone(), record).await;
+    }
+    record.failed(refusal);
+    let alert = respond::tls_alert(record.shown(refusal));
+    drop(record);
+    // Best effort: the log has the refusal.
+    let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &alert)).await;
+}
+
+async fn open(
+    client: &Arc<Client>,
+    hello: &Hello,
+    original: SocketAddr,
+    record: &mut Record,
+) -> Result<Tunnel, Refused> {
+    let name = hello.server_name.as_deref();
+    let request =
+        connection::connect_request(&name.map(|name| format!("{name}:{}", original.port())).unwrap_or_default());
+    record.request(&request);
+    let (policy, caller) = connection::identify(client, request.headers(), record).await?;
+    if name.is_none() {
+        return Err(Refusal::from(Deny::NoName).into());
+    }
+    let mut head = request.into_parts().0;
+    connection::connect(&client.services, (&policy, &caller), (&mut head, Some(original.ip())), record).await
+}
+
+/// Returns the target of a request in a captured connection: the host that `Host` or the absolute-form names, at the port that
+/// the connection was made to.
+///
+/// # Errors
+/// The errors of [`parse::inner`]; [`Deny::NoName`] without a name; [`Deny::TargetMalformed`]; [`Deny::AuthorityMismatch`] for
+/// another port.
+pub(super) fn http_target(head: &mut Parts, original: SocketAddr) -> Verdict<Target> {
+    parse::inner(head)?;
+    let target = if head.uri.scheme().is_some() {
+        Target::absolute(&head.uri).ok().filter(|target| target.scheme() == Scheme::Http)
+    } else {
+        let host = head.headers.get(HOST).ok_or(Deny::NoName)?;
+        host.to_str().ok().and_then(|host| Target::from_authority(Scheme::Http, host).ok())
+    };
+    let target = target.ok_or(Deny::TargetMalformed)?;
+    if target.port() != original.port() {
+        return Err(Deny::AuthorityMismatch.into());
+    }
+    Ok(target)
+}
+
+/// Resolves and checks the host of a request in a captured connection, which was made to the address `original`.
+///
+/// # Errors
+/// The errors of the resolver; [`Deny::AuthorityMismatch`] if that address is not one of the host's.
+pub(super) async fn pin(
+    services: &Services,
+    policy: &Policy,
+    admitted: &Admitted,
+    original: IpAddr,
+    record: &mut Record,
+) -> Verdict<PinnedTarget> {
+    let pinned = services.resolver.pin(policy, admitted, record).await?;
+    check_address(Some(original), &pinned, record).map_err(|_| Deny::AuthorityMismatch)?;
+    Ok(pinned)
+}
+
+/// Checks that a captured connection was made to an address of the host that it names.
+///
+/// # Errors
+/// [`OtherAddress`].
+pub(super) fn check_address(
+    original: Option<IpAddr>,
+    pinned: &PinnedTarget,
+    record: &mut Record,
+) -> Result<(), OtherAddress> {
+    match original {
+        Some(original) if !pinned.includes(original) => {
+            record.rule(format!("captured: {original} is no address of {}", pinned.target().host()));
+            Err(OtherAddress)
+        }
+        _ => Ok(()),
+    }
+}
