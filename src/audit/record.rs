@@ -21,6 +21,7 @@ use crate::files;
 use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
 use crate::model::dns::DnsFailure;
 use crate::model::failure::FailureReason;
+use crate::model::host::HostName;
 use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
@@ -242,6 +243,17 @@ impl Record {
         if let Some(target) = &mut self.unredacted {
             target.path = None;
         }
+    }
+
+    /// Records a query to the DNS listener. The name is logged once the caller is known, like that of a destination.
+    pub fn dns_query(&mut self) {
+        self.line.tool = Some("dns".into());
+    }
+
+    /// Records the name that a query is for.
+    pub fn dns_name(&mut self, name: &HostName) {
+        self.line.host = Some(self.logged_name(name.as_str()).to_owned());
+        self.requested_host = Some(name.as_str().to_owned());
     }
 
     /// Records the caller. `own` matches its values. They are removed from the method and the path, and from all texts that
@@ -785,6 +797,12 @@ impl Record {
     pub fn answered(&mut self) {
         self.progress = Progress::Answered;
         self.line.verdict = Some(LineVerdict::Allow);
+    }
+
+    /// Returns whether [`Self::answered`] was called.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        matches!(self.progress, Progress::Answered)
     }
 
     /// Records that a tunnel ended normally, or that a query was answered.

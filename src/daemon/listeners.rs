@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::StartError;
 use super::command_runner::CommandRunner;
 use super::takeover::{Role, Takeover, TakeoverLock};
+use crate::flow::dns_listener::DnsListener;
 use crate::flow::listener::{Inherited, Listener, ListenerAddress, SharedSocket};
-use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
+use crate::policy::settings::{self, ListenAt, ListenerMode, ListenerTasks, Settings};
 
 /// The parts of a start that are there before it, beside the configuration.
 #[derive(Default)]
@@ -25,6 +26,7 @@ pub struct StartParts {
 /// The open listeners.
 pub(super) struct Listeners {
     pub(super) proxy: Vec<Listener>,
+    pub(super) dns: Vec<DnsListener>,
     pub(super) admin: Option<Listener>,
     pub(super) metrics: Option<Listener>,
     /// A second handle of each, if they are offered to a new process.
@@ -41,15 +43,22 @@ impl Listeners {
         let StartParts { inherited, takeover, is_offered, .. } = parts;
         let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
         let shared = is_offered.then(Vec::new);
-        let mut opened = Self { proxy: inherited.proxy, admin: inherited.admin, metrics: None, shared, takeover };
+        let mut opened =
+            Self { proxy: inherited.proxy, dns: Vec::new(), admin: inherited.admin, metrics: None, shared, takeover };
         if opened.proxy.is_empty() {
-            for configured in &settings.proxy.listeners {
+            for configured in settings.proxy.listeners.iter().filter(|configured| configured.mode != ListenerMode::Dns)
+            {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
                 listener.configure(configured);
                 opened.proxy.push(listener);
             }
         } else {
             identify_inherited(&mut opened.proxy, &settings.proxy).await?;
+        }
+        for configured in settings.proxy.listeners.iter().filter(|configured| configured.mode == ListenerMode::Dns) {
+            let Some(at) = configured.at.tcp() else { continue };
+            let failed = |source| StartError::Listen { address: configured.at.clone(), source };
+            opened.dns.push(DnsListener::bind(at, configured.tasks.clone()).map_err(failed)?);
         }
         if let (None, Some(at)) = (&opened.admin, &settings.admin.listen) {
             opened.admin = Some(opened.listen(Role::Admin, at, admin_mode(settings)).await?);
@@ -92,7 +101,8 @@ impl Listeners {
     }
 
     pub(super) fn proxy_addresses(&self) -> Vec<ListenerAddress> {
-        self.proxy.iter().map(Listener::address).collect()
+        let dns = self.dns.iter().filter_map(DnsListener::address);
+        self.proxy.iter().map(Listener::address).chain(dns).collect()
     }
 
     pub(super) fn metrics_address(&self) -> Option<ListenAt> {
@@ -129,7 +139,8 @@ async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Pro
             None => listener.set_tasks(unknown()),
         }
     }
-    for own in proxy.listeners.iter().filter(|configured| configured.is_own) {
+    let own = proxy.listeners.iter().filter(|configured| configured.is_own && configured.mode != ListenerMode::Dns);
+    for own in own {
         if listeners.iter().all(|listener| *listener.at() != own.at) {
             let mut listener = bind(&own.at, proxy.unix_mode).await?;
             listener.configure(own);

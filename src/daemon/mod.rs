@@ -63,6 +63,7 @@ use crate::flow::caller_connections::CallerConnections;
 use crate::flow::listener::{ConnectionSetup, ListenerAddress};
 use crate::flow::open_counts::OpenCounts;
 use crate::flow::refused_tunnel::UnreadRefusals;
+use crate::flow::synthetic_addresses::SyntheticAddresses;
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
 use crate::model::name::CredentialName;
@@ -187,6 +188,9 @@ impl Daemon {
         let queue = Arc::new(AcceptQueue::new(connections.clone()));
         for listener in listeners.proxy {
             services.tracker.spawn(accept::run(listener, services.clone(), queue.clone()));
+        }
+        for listener in listeners.dns {
+            services.tracker.spawn(listener.run(services.clone()));
         }
         let report = Arc::new(MetricsReport::new(connections.clone()));
         if let Some(listener) = listeners.metrics {
@@ -439,6 +443,7 @@ fn services(
     let queues = Arc::<PerExecution<FairQueue>>::default();
     let services = Services {
         listeners,
+        synthetic_addresses: SyntheticAddresses::new(&settings.dns.synthetic_ranges),
         connection_setup,
         webhook_prechecks: webhooks::WebhookPrechecks::default(),
         caller_connections,

@@ -168,6 +168,8 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
         ListenerMode::Proxy => connection::serve(client, stream).await,
         ListenerMode::Socks5 => Box::pin(socks::serve(client, stream)).await,
         ListenerMode::Transparent => Box::pin(captured::serve(client, stream)).await,
+        // Such a listener is another one.
+        ListenerMode::Dns => {}
     }
 }
 

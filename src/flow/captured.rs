@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::HOST;
@@ -20,10 +20,12 @@ use super::io::Rewind;
 use super::respond;
 use super::tunnel::{self, ClientSide, ClientStream, FirstProtocol, Tunnel};
 use crate::audit::record::Record;
+use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
 use crate::policy::rule::Policy;
 use crate::stages::authorize::Admitted;
+use crate::stages::identify::Caller;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
 use crate::tls::hello::Hello;
@@ -33,6 +35,14 @@ const ALERT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The connection was made to an address that is not one of the host's.
 pub(super) struct OtherAddress;
+
+/// The address that a captured connection was made to.
+#[derive(Clone, Copy)]
+pub(super) struct Original {
+    ip: IpAddr,
+    /// Only the address tells the host: the client has looked it up at the DNS listener, and names none itself.
+    pub(super) is_only_name: bool,
+}
 
 /// Serves a connection until it ends or fails, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: client::ClientStream) {
@@ -103,26 +113,42 @@ async fn open(
         connection::connect_request(&name.map(|name| format!("{name}:{}", original.port())).unwrap_or_default());
     record.request(&request);
     let (policy, caller) = connection::identify(client, request.headers(), record).await?;
-    if name.is_none() {
-        return Err(Refusal::from(Deny::NoName).into());
-    }
+    let services = &client.services;
+    let request = match name {
+        Some(_) => request,
+        None => {
+            let name = services.synthetic_addresses.name_at(caller.task(), original.ip(), Instant::now());
+            let name = name.ok_or(Refusal::from(Deny::NoName))?;
+            connection::connect_request(&format!("{}:{}", name.as_str(), original.port()))
+        }
+    };
     let mut head = request.into_parts().0;
-    connection::connect(&client.services, (&policy, &caller), (&mut head, Some(original.ip())), record).await
+    let original = Original { ip: original.ip(), is_only_name: name.is_none() };
+    connection::connect(services, (&policy, &caller), (&mut head, Some(original)), record).await
 }
 
 /// Returns the target of a request in a captured connection: the host that `Host` or the absolute-form names, at the port that
-/// the connection was made to.
+/// the connection was made to. Without a name, it is the one that the client has looked up.
 ///
 /// # Errors
 /// The errors of [`parse::inner`]; [`Deny::NoName`] without a name; [`Deny::TargetMalformed`]; [`Deny::AuthorityMismatch`] for
 /// another port.
-pub(super) fn http_target(head: &mut Parts, original: SocketAddr) -> Verdict<Target> {
+pub(super) fn http_target(
+    services: &Services,
+    caller: &Caller,
+    head: &mut Parts,
+    original: SocketAddr,
+) -> Verdict<Target> {
     parse::inner(head)?;
     let target = if head.uri.scheme().is_some() {
         Target::absolute(&head.uri).ok().filter(|target| target.scheme() == Scheme::Http)
     } else {
-        let host = head.headers.get(HOST).ok_or(Deny::NoName)?;
-        host.to_str().ok().and_then(|host| Target::from_authority(Scheme::Http, host).ok())
+        let looked_up = || services.synthetic_addresses.name_at(caller.task(), original.ip(), Instant::now());
+        let authority = match head.headers.get(HOST) {
+            Some(host) => host.to_str().ok().map(str::to_owned),
+            None => Some(format!("{}:{}", looked_up().ok_or(Deny::NoName)?.as_str(), original.port())),
+        };
+        authority.and_then(|authority| Target::from_authority(Scheme::Http, &authority).ok())
     };
     let target = target.ok_or(Deny::TargetMalformed)?;
     if target.port() != original.port() {
@@ -143,24 +169,32 @@ pub(super) async fn pin(
     record: &mut Record,
 ) -> Verdict<PinnedTarget> {
     let pinned = services.resolver.pin(policy, admitted, record).await?;
-    check_address(Some(original), &pinned, record).map_err(|_| Deny::AuthorityMismatch)?;
+    let original = Original { ip: original, is_only_name: false };
+    check_address(services, original, (admitted.caller(), &pinned), record).map_err(|_| Deny::AuthorityMismatch)?;
     Ok(pinned)
 }
 
-/// Checks that a captured connection was made to an address of the host that it names.
+/// Checks that a captured connection was made to an address of its host: one that the proxy has resolved, or the one that the DNS
+/// listener has answered its task with.
 ///
 /// # Errors
 /// [`OtherAddress`].
 pub(super) fn check_address(
-    original: Option<IpAddr>,
-    pinned: &PinnedTarget,
+    services: &Services,
+    original: Original,
+    (caller, pinned): (&Caller, &PinnedTarget),
     record: &mut Record,
 ) -> Result<(), OtherAddress> {
-    match original {
-        Some(original) if !pinned.includes(original) => {
-            record.rule(format!("captured: {original} is no address of {}", pinned.target().host()));
-            Err(OtherAddress)
-        }
-        _ => Ok(()),
+    let (ip, host) = (original.ip, pinned.target().host());
+    let synthetic = &services.synthetic_addresses;
+    let is_of_host = match host {
+        _ if !synthetic.contains(ip) => pinned.includes(ip),
+        Host::Name(name) => synthetic.leads_to(caller.task(), name, ip, Instant::now()),
+        Host::Ip(_) => false,
+    };
+    if !is_of_host {
+        record.rule(format!("captured: {ip} is no address of {host}"));
+        return Err(OtherAddress);
     }
+    Ok(())
 }

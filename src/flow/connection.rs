@@ -1,7 +1,6 @@
 //! Serves HTTP/1.1 on one client connection, and runs the stages that apply once per destination.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::Services;
-use super::captured;
+use super::captured::{self, Original};
 use super::client::{Client, ClientStream};
 use super::exchange::{self, Destination};
 use super::http1_gate::GateHandle;
@@ -178,7 +177,7 @@ fn may_open(refusal: Refusal, record: &Record) -> bool {
 pub(super) async fn connect(
     services: &Services,
     (policy, caller): (&Policy, &Caller),
-    (head, original): (&mut Parts, Option<IpAddr>),
+    (head, original): (&mut Parts, Option<Original>),
     record: &mut Record,
 ) -> Result<tunnel::Tunnel, Refused> {
     match tunnel::open_requested(services, policy, caller, (head, original), record).await {
@@ -261,7 +260,7 @@ async fn handle(
     record.enter(Stage::Parse);
     let target = match captured {
         None => parse::target(&mut head)?,
-        Some(original) => captured::http_target(&mut head, original)?,
+        Some(original) => captured::http_target(services, &caller, &mut head, original)?,
     };
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;

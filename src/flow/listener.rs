@@ -165,6 +165,7 @@ impl fmt::Display for ListenerAddress {
             ListenerMode::Proxy => self.at.fmt(f),
             ListenerMode::Socks5 => write!(f, "{} (socks5)", self.at),
             ListenerMode::Transparent => write!(f, "{} (transparent)", self.at),
+            ListenerMode::Dns => write!(f, "{} (dns)", self.at),
         }
     }
 }

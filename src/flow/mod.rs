@@ -6,6 +6,8 @@ mod captured;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod disconnect;
+pub(crate) mod dns_listener;
+mod dns_message;
 pub(crate) mod documents;
 pub(crate) mod exchange;
 pub(crate) mod http1_gate;
@@ -22,6 +24,7 @@ pub mod respond;
 pub(crate) mod self_api;
 mod server_names;
 mod socks;
+pub(crate) mod synthetic_addresses;
 pub(crate) mod tunnel;
 pub mod webhooks;
 pub(crate) mod websocket;
@@ -88,6 +91,8 @@ pub struct Services {
     pub windows: Arc<Budget>,
     /// The addresses of the listeners for sandboxes.
     pub(crate) listeners: Vec<ListenerAddress>,
+    /// The addresses that the DNS listeners have answered with.
+    pub(crate) synthetic_addresses: synthetic_addresses::SyntheticAddresses,
     /// Sets up accepted connections for HTTP.
     pub(crate) connection_setup: listener::ConnectionSetup,
     /// The results of the checks on registered webhooks.

@@ -1,7 +1,6 @@
 //! CONNECT tunnels: opaque ones are checked and spliced, inspected ones are terminated.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::Services;
-use super::captured;
+use super::captured::{self, Original};
 use super::client::{self, Client};
 use super::exchange::Destination;
 use super::http1_gate::Http1Gate;
@@ -44,6 +43,8 @@ pub(super) struct Tunnel {
     prepaid: Prepaid,
     /// The connection to the origin of an opaque tunnel.
     origin: Option<OriginStream>,
+    /// The client's handshake names no server: the address that it has connected to tells it.
+    is_named_by_address: bool,
 }
 
 /// The client's side of a tunnel, with bytes that were read ahead put back.
@@ -84,7 +85,7 @@ pub(super) async fn open_requested(
     services: &Services,
     policy: &Policy,
     caller: &Caller,
-    (head, original): (&mut http::request::Parts, Option<IpAddr>),
+    (head, original): (&mut http::request::Parts, Option<Original>),
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     let (taken, prepaid) = services.throttle.take_connect(policy, caller, record).await?;
@@ -101,12 +102,15 @@ async fn pin_and_connect(
     services: &Services,
     policy: &Policy,
     (admitted, prepaid): (Admitted, Prepaid),
-    original: Option<IpAddr>,
+    original: Option<Original>,
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     record.rule(admitted.allowed().rule());
     let pinned = services.resolver.pin(policy, &admitted, record).await?;
-    captured::check_address(original, &pinned, record).map_err(|_| Deny::SniMismatch)?;
+    if let Some(original) = original {
+        let checked = captured::check_address(services, original, (admitted.caller(), &pinned), record);
+        checked.map_err(|_| Deny::SniMismatch)?;
+    }
     let origin = match admitted.mode() {
         Mode::Inspect => None,
         Mode::Opaque => {
@@ -118,7 +122,8 @@ async fn pin_and_connect(
             Some(origin)
         }
     };
-    Ok(Tunnel { admitted, pinned, prepaid, origin })
+    let is_named_by_address = original.is_some_and(|original| original.is_only_name);
+    Ok(Tunnel { admitted, pinned, prepaid, origin, is_named_by_address })
 }
 
 impl Tunnel {
@@ -133,6 +138,12 @@ impl Tunnel {
             Err(refusal) => return record.failed(refusal),
         };
         let checked = match &first {
+            // The bytes of an opaque tunnel go to a server that has to know the name.
+            FirstProtocol::Tls(hello)
+                if self.is_named_by_address && hello.server_name.is_none() && self.admitted.mode() == Mode::Inspect =>
+            {
+                Ok(())
+            }
             FirstProtocol::Tls(hello) => sni::check(&self.admitted, hello),
             FirstProtocol::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),
             FirstProtocol::Http => Ok(()),
@@ -321,6 +332,10 @@ pub(super) async fn detect_protocol(mut stream: ClientStream) -> Verdict<Option<
             return Ok(None);
         }
         if read == 0 || seen.len() > MAX_HELLO {
+            return Err(Deny::NotTls.into());
+        }
+        // It would look like the beginning of a long method.
+        if seen.starts_with(b"SSH-") {
             return Err(Deny::NotTls.into());
         }
         if seen.first().is_some_and(u8::is_ascii_uppercase) {

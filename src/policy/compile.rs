@@ -685,6 +685,23 @@ pub(super) mod tests {
                 "0.0.0.0:15001",
             ),
             (
+                "[[proxy.listeners]]\nlisten = \"0.0.0.0:53\"\nmode = \"dns\"\ncidr_tasks = { \"10.1.0.0/16\" = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].listen",
+                "the address that clients ask",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:53\"\nmode = \"dns\"\nuser_tasks = { 7 = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].user_tasks",
+                "cidr_tasks",
+            ),
+            ("[dns]\nsynthetic_ranges = [\"8.8.0.0/16\"]", "dns.synthetic_ranges[0]", "198.18.0.0/15"),
+            ("[dns]\nsynthetic_ranges = [\"10.0.0.0/30\"]", "dns.synthetic_ranges[0]", "8 to 24"),
+            (
+                "[dns]\nsynthetic_ranges = [\"10.0.0.0/16\", \"10.1.0.0/16\"]",
+                "dns.synthetic_ranges[1]",
+                "one range of each",
+            ),
+            (
                 "[[proxy.listeners]]\nlisten = \"0.0.0.0:1\"\nmode = \"transparent\"\ntask = \"t\"\n[tasks.t]",
                 "proxy.listeners[0].task",
                 "cidr_tasks",

@@ -10,6 +10,7 @@ use http::Method;
 use ipnet::IpNet;
 use toml::{Table, Value};
 
+use super::address::{self, Class};
 use super::approval::Approval;
 use super::credential_file;
 use super::credential_file::RawCredential;
@@ -31,6 +32,8 @@ use super::trace_export;
 use crate::leak::families::Family;
 use crate::model::tool::Tool;
 
+/// The ranges of synthetic addresses, if none are configured: that for benchmarks (RFC 2544), and one of unique local addresses.
+const SYNTHETIC_RANGES: [&str; 2] = ["198.18.0.0/15", "fd65:7861:6174::/96"];
 /// The maximum number of tokens of a task and of the admin API.
 const MAX_TOKENS: usize = 4;
 
@@ -263,7 +266,31 @@ fn dns(mut s: Section<'_>, findings: &Findings) -> (Dns, Vec<(String, Vec<IpAddr
             "1 to 1000000",
         );
     }
-    (Dns { servers, timeout, new_names_per_minute }, hosts)
+    let synthetic_ranges = synthetic_ranges(&mut s, findings);
+    (Dns { servers, timeout, new_names_per_minute, synthetic_ranges }, hosts)
+}
+
+/// Reads `synthetic_ranges`: no server may be at their addresses.
+fn synthetic_ranges(s: &mut Section<'_>, findings: &Findings) -> Vec<IpNet> {
+    let at = s.at("synthetic_ranges");
+    let Some(given) = s.take::<Vec<IpNet>>("synthetic_ranges") else {
+        return SYNTHETIC_RANGES.iter().filter_map(|range| range.parse().ok()).collect();
+    };
+    for (i, range) in given.iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        let (shortest, longest) = if range.addr().is_ipv4() { (8, 24) } else { (32, 112) };
+        if !(shortest..=longest).contains(&range.prefix_len()) {
+            let suggestion = format!("a prefix length of {shortest} to {longest}");
+            findings.problem(&at, "the range is too small or too large", suggestion);
+        }
+        if address::classify(range.network()) == Class::Public {
+            findings.problem(&at, "servers of the internet have such addresses", "\"198.18.0.0/15\"");
+        }
+        if given.iter().take(i).any(|other| other.addr().is_ipv4() == range.addr().is_ipv4()) {
+            findings.problem(&at, "there is another range of this family", "one range of each family");
+        }
+    }
+    given.iter().map(IpNet::trunc).collect()
 }
 
 fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
@@ -712,7 +739,7 @@ fn tls_name(name: &str) -> Option<String> {
     rustls::pki_types::ServerName::try_from(name).ok().map(|name| name.to_str().into_owned())
 }
 
-choice!(ListenerMode, "proxy" => ListenerMode::Proxy, "socks5" => ListenerMode::Socks5, "transparent" => ListenerMode::Transparent);
+choice!(ListenerMode, "proxy" => ListenerMode::Proxy, "socks5" => ListenerMode::Socks5, "transparent" => ListenerMode::Transparent, "dns" => ListenerMode::Dns);
 choice!(Mode, "inspect" => Mode::Inspect, "opaque" => Mode::Opaque);
 choice!(Oversize, "truncate" => Oversize::Truncate, "refuse" => Oversize::Refuse);
 choice!(NotifyFormat, "generic" => NotifyFormat::Generic, "slack" => NotifyFormat::Slack);

@@ -54,7 +54,7 @@ impl Readable for OwnTasks {
         let needs_task = match mode {
             ListenerMode::Proxy => balancers.is_none(),
             ListenerMode::Socks5 => false,
-            ListenerMode::Transparent => true,
+            ListenerMode::Transparent | ListenerMode::Dns => true,
         };
         if tasks == ListenerTasks::default() && needs_task && !findings.has(path) {
             let also = if mode == ListenerMode::Proxy {
@@ -164,7 +164,7 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
         if listener.is_own {
             check_own_tasks(listener, proxy, findings);
             check_balancers(listener, findings);
-            check_transparent(listener, findings);
+            check_captured(listener, findings);
         } else if let (Some(address), false) = (listener.at.tcp(), listener.tasks.networks.is_empty()) {
             check_shared(address, findings);
         }
@@ -259,21 +259,33 @@ fn check_balancers(listener: &ProxyListener, findings: &Findings) {
     }
 }
 
-/// Checks a listener that connections are captured for: the kernel must know their original addresses.
-fn check_transparent(listener: &ProxyListener, findings: &Findings) {
-    if listener.mode != ListenerMode::Transparent {
-        return;
-    }
+/// Checks a listener for programs that do not know of the proxy: they have no token, and the kernel must know the addresses that they
+/// connect to.
+fn check_captured(listener: &ProxyListener, findings: &Findings) {
+    let (mode, example) = match listener.mode {
+        ListenerMode::Proxy | ListenerMode::Socks5 => return,
+        ListenerMode::Transparent => ("transparent", "\"0.0.0.0:15001\""),
+        ListenerMode::Dns => ("dns", "\"127.0.0.1:53\""),
+    };
     let at = |key: &str| format!("{}.{key}", listener.key);
-    if listener.at.tcp().is_none() {
-        findings.problem(at("listen"), "connections to a Unix socket are not captured", "\"0.0.0.0:15001\"");
+    let address = listener.at.tcp();
+    if address.is_none() {
+        findings.problem(at("listen"), format!("a Unix socket cannot be {mode:?}"), example);
     }
     if listener.balancers.is_some() {
-        let problem = "the original address of a connection does not come through a load balancer";
-        findings.problem(at("proxy_protocol"), problem, "no proxy_protocol");
+        findings.problem(at("proxy_protocol"), format!("clients of {mode:?} come directly"), "no proxy_protocol");
     }
-    if cfg!(not(target_os = "linux")) {
+    if listener.mode == ListenerMode::Transparent && cfg!(not(target_os = "linux")) {
         findings.problem(at("mode"), "only Linux captures connections", "\"proxy\" or \"socks5\"");
+    }
+    if listener.mode == ListenerMode::Dns {
+        if address.is_some_and(|address| address.ip().is_unspecified()) {
+            let problem = "an answer could come from another address than the one that was asked";
+            findings.problem(at("listen"), problem, "the address that clients ask");
+        }
+        if !listener.tasks.loopback_users.is_empty() {
+            findings.problem(at("user_tasks"), "the user of a query over UDP is not known", "task or cidr_tasks");
+        }
     }
 }
 

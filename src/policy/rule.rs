@@ -623,6 +623,17 @@ impl Task {
         Ok(allowed)
     }
 
+    /// Checks whether the task may reach a host in any way.
+    ///
+    /// # Errors
+    /// [`Deny::HostNotAllowed`].
+    pub fn may_reach(&self, host: &Host) -> Result<(), Deny> {
+        let is_hook = || self.webhooks().any(|hook| hook.host() == host);
+        let is_observed = || self.observe && is_public_name(host);
+        let may = !self.denies(host) && (!self.for_host(host).is_empty() || is_hook() || is_observed());
+        if may { Ok(()) } else { Err(Deny::HostNotAllowed) }
+    }
+
     fn admits(&self, kind: Kind) -> Result<(), Deny> {
         match kind {
             Kind::Raw if !self.raw => Err(Deny::RawNotAllowed),

@@ -144,6 +144,8 @@ pub enum ListenerMode {
     Socks5,
     /// None. Their connections to other addresses are captured, and contain TLS or HTTP for a server.
     Transparent,
+    /// DNS over UDP and TCP.
+    Dns,
 }
 
 /// The tasks as which the clients of a listener act without a token.
@@ -279,6 +281,8 @@ pub struct Dns {
     pub timeout: Duration,
     /// The number of names per minute that an execution may look up for the first time.
     pub new_names_per_minute: u32,
+    /// The ranges of the addresses that DNS listeners answer with, at most one of each family.
+    pub synthetic_ranges: Vec<IpNet>,
 }
 
 /// A DNS server.

@@ -22,6 +22,7 @@ use crate::audit::record::Record;
 use crate::coding::DecodeLimits;
 use crate::leak::Matcher;
 use crate::ledger::Millis;
+use crate::model::host::Host;
 use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Stage, Verdict};
 use crate::model::target::Target;
@@ -470,13 +471,27 @@ pub fn destination_to_probe(
     check_host_for_leaks(policy, admitted, record)
 }
 
+/// Authorizes a name that a caller looks up, to connect to it at any port. Each connection is authorized itself.
+///
+/// # Errors
+/// [`Deny::HostNotAllowed`], [`Deny::LeakDetected`] or [`Deny::CallerUnknown`].
+pub fn name(policy: &Policy, caller: &Caller, host: &Host, record: &mut Record) -> Verdict<()> {
+    record.enter(Stage::Authorize);
+    task(policy, caller)?.may_reach(host)?;
+    check_name_for_leaks(policy, caller, host, record)
+}
+
 /// The host name is the first thing sent out, in a DNS query.
 fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict<Admitted> {
-    let values = task(policy, &admitted.caller)?.values();
-    if let Some(found) = values.find_in_name(&admitted.target.host().to_string()) {
-        return Err(record.leak(&found, "the host"));
-    }
+    check_name_for_leaks(policy, &admitted.caller, admitted.target.host(), record)?;
     Ok(admitted)
+}
+
+fn check_name_for_leaks(policy: &Policy, caller: &Caller, host: &Host, record: &mut Record) -> Verdict<()> {
+    match task(policy, caller)?.values().find_in_name(&host.to_string()) {
+        Some(found) => Err(record.leak(&found, "the host")),
+        None => Ok(()),
+    }
 }
 
 /// Authorizes the same destination under a newer policy.

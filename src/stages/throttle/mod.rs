@@ -30,6 +30,10 @@ use crate::policy::rule::Policy;
 const SELF_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
 const SELF_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
+/// The rate limit for queries of one execution to the DNS listener: per second, and the burst. A connection takes two or three.
+const DNS_QUERIES_PER_SECOND: NonZeroU32 = NonZeroU32::new(200).unwrap();
+const DNS_QUERY_BURST: NonZeroU32 = NonZeroU32::new(500).unwrap();
+
 /// The limits on the tunnels of one execution in which refusals are repeated: per second, the burst, and at a time. Each costs
 /// a TLS handshake, and the memory of a connection.
 const REFUSED_TUNNELS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
@@ -66,6 +70,8 @@ pub struct Throttle {
     self_limiters: RateLimiters,
     /// The limiters for tunnels in which refusals are repeated.
     refused_tunnels: RateLimiters,
+    /// The limiters for queries to the DNS listener.
+    dns_queries: RateLimiters,
     /// The time of each static execution's last restart; at most one entry per task.
     restarts: Mutex<HashMap<ExecutionId, Instant>>,
 }
@@ -80,6 +86,7 @@ impl Throttle {
             limiters: RateLimiters::default(),
             self_limiters: RateLimiters::default(),
             refused_tunnels: RateLimiters::default(),
+            dns_queries: RateLimiters::default(),
             restarts: Mutex::default(),
         }
     }
@@ -175,6 +182,20 @@ impl Throttle {
         let asked = self.self_limiters.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
         let named = |limited| ReachedLimit { name: "self_requests_per_second", ..limited };
         asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
+    }
+
+    /// Limits a query to the DNS listener, which nothing leaves for: a query is no call.
+    ///
+    /// # Errors
+    /// [`Deny::ExecutionStopped`]; [`Deny::RateLimited`]; [`Fail::LedgerUnavailable`].
+    pub async fn take_dns_query(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
+        self.finds.check(caller.execution())?;
+        let rate = Some(Rate { per_second: DNS_QUERIES_PER_SECOND, burst: DNS_QUERY_BURST });
+        let entered = self.dns_queries.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
+        let named = |limited| ReachedLimit { name: "dns_queries_per_second", ..limited };
+        entered.map_err(|limited| record.limited(Deny::RateLimited, named(limited)))?;
+        let asked = self.ledger.peek(caller.facts(), Kind::Raw, Caps::default(), Millis::now()).await;
+        check_result(asked, record).map(drop)
     }
 
     /// Admits a tunnel in which a refusal is repeated. Returns `None` if the execution has too many of them.

@@ -1,6 +1,7 @@
 //! Clients of the proxy: their identification, and the limits that keep them from shutting out each other.
 
 pub mod balancers;
+mod captured;
 pub mod disconnect;
 pub mod identity;
 pub mod listeners;

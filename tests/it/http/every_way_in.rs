@@ -27,6 +27,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::lab::captured;
 use crate::lab::client::{Reply, SOCKS_PASSWORD_WRONG, client_config, h1, read_head, socks_connect};
 use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT, TOKEN, origin};
 
@@ -38,9 +39,11 @@ enum By {
     TunnelH1,
     TunnelH2,
     Socks,
+    /// HTTP/1.1 in a connection that is captured, in TLS if the URL says so.
+    Captured,
 }
 
-const EVERY: [By; 5] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2, By::Socks];
+const EVERY: [By; 6] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2, By::Socks, By::Captured];
 
 /// A tool call as a model makes it, with everything needed to send the same request without the front-end.
 #[derive(Clone, Debug)]
@@ -54,6 +57,8 @@ struct Proxy {
     proxy: SocketAddr,
     /// The SOCKS5 listener, which the binary has at a path.
     socks: SocksAt,
+    /// The names and ports with a transparent listener.
+    captured: Vec<(&'static str, u16)>,
     ca: String,
     token: String,
 }
@@ -71,6 +76,8 @@ enum Told {
     Code(String),
     /// The reply code of SOCKS5.
     Socks(u8),
+    /// The TLS alert.
+    Alert(String),
 }
 
 fn ask(tool: &'static str, input: Value) -> Call {
@@ -123,9 +130,15 @@ impl Call {
 }
 
 impl Proxy {
-    fn of(lab: &Lab) -> Self {
+    fn of(lab: &Lab, captured: &[(&'static str, u16)]) -> Self {
         let socks = SocksAt::Tcp(lab.socks_address());
-        Self { proxy: lab.proxy, socks, ca: lab.daemon.ca_pem().to_owned(), token: TOKEN.to_owned() }
+        Self {
+            proxy: lab.proxy,
+            socks,
+            captured: captured.to_vec(),
+            ca: lab.daemon.ca_pem().to_owned(),
+            token: TOKEN.to_owned(),
+        }
     }
 
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
@@ -170,6 +183,21 @@ impl Proxy {
             let request = ask.request(&url).header("host", named).header("proxy-authorization", self.authorization());
             let reply = Reply::read(h1(self.connect().await, request.body(ask.body()).unwrap()).await).await;
             return code(&reply);
+        }
+        if by == By::Captured {
+            let (host, port) = to.rsplit_once(':').unwrap();
+            let stream = captured::connect(self.captured_at(ask).unwrap(), port.parse().unwrap()).await;
+            let uri: Uri = url.parse().unwrap();
+            let request = ask.request(uri.path_and_query().unwrap().as_str()).header("host", authority);
+            let request = request.body(ask.body()).unwrap();
+            let response = match scheme {
+                "http" => h1(stream, request).await,
+                _ => match self.try_tls(host, stream, "http/1.1").await {
+                    Ok(tls) => h1(tls, request).await,
+                    Err(error) => return Some(Told::Alert(error.to_string())),
+                },
+            };
+            return code(&Reply::read(response).await);
         }
         if by == By::Socks {
             let user = format!("t:{}", self.token);
@@ -224,16 +252,39 @@ impl Proxy {
     }
 
     async fn tls<S: AsyncRead + AsyncWrite + Unpin>(&self, to: &str, stream: S, alpn: &str) -> TlsStream<S> {
+        self.try_tls(to.rsplit_once(':').unwrap().0, stream, alpn).await.unwrap()
+    }
+
+    async fn try_tls<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        name: &str,
+        stream: S,
+        alpn: &str,
+    ) -> std::io::Result<TlsStream<S>> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap()).unwrap();
-        let name = to.rsplit_once(':').unwrap().0.to_owned().try_into().unwrap();
-        TlsConnector::from(Arc::new(client_config(roots, &[alpn]))).connect(name, stream).await.unwrap()
+        let name = name.to_owned().try_into().unwrap();
+        TlsConnector::from(Arc::new(client_config(roots, &[alpn]))).connect(name, stream).await
+    }
+
+    /// Returns the name whose address the request is captured at. `None` if it cannot be made in this way: its host is no name, or
+    /// no listener has its port.
+    fn captured_at(&self, ask: &Call) -> Option<&'static str> {
+        let uri: Uri = ask.uri().parse().ok()?;
+        let (host, port) = (uri.host()?, uri.port_u16()?);
+        let is_name = !uri.authority()?.as_str().contains('@') && host.ends_with(".test");
+        let mut here = self.captured.iter().filter(|(_, at)| *at == port && is_name).map(|(name, _)| *name);
+        let first = here.clone().next()?;
+        Some(here.find(|name| *name == host).unwrap_or(first))
     }
 
     /// Sends the request by one way and checks its code. Returns the result of a tool call.
     async fn refused(&self, by: By, ask: &Call, code: &str) -> Option<Value> {
         if by != By::Tool {
             match self.code(by, ask).await {
+                Some(Told::Alert(told)) => {
+                    assert!(by == By::Captured && told.contains(alert_of(code)), "{told} {code} {ask:?}");
+                }
                 Some(Told::Socks(told)) => assert_eq!((by, told), (By::Socks, socks_code(code)), "{code} {ask:?}"),
                 told => assert_eq!(told, Some(Told::Code(code.to_owned())), "{by:?} {ask:?}"),
             }
@@ -258,17 +309,23 @@ fn socks_code(code: &str) -> u8 {
         "resolve_failed" | "connect_timed_out" => 4,
         "connect_failed" => 5,
         "target_malformed" => 1,
-        code if Refusal::with_code(code).unwrap().is_blocked() => 2,
+        code if matches!(Refusal::with_code(code), Some(Refusal::Deny(_))) => 2,
         _ => 1,
     }
 }
 
+/// Returns the alert that stands for a refusal.
+fn alert_of(code: &str) -> &'static str {
+    if matches!(Refusal::with_code(code), Some(Refusal::Deny(_))) { "AccessDenied" } else { "InternalError" }
+}
+
 /// Checks that every way returns this code and logs it. For a call that the front-end does not send, the record of
 /// calls has the reason instead.
-async fn assert_refused_on_every_way(lab: &Lab, ask: &Call, code: &str) {
-    let gate = Proxy::of(lab);
+async fn assert_refused_on_every_way(gate: &Proxy, lab: &Lab, ask: &Call, code: &str) {
     for by in EVERY {
-        assert_refused_by(lab, &gate, by, ask, code).await;
+        if by != By::Captured || gate.captured_at(ask).is_some() {
+            assert_refused_by(lab, gate, by, ask, code).await;
+        }
     }
 }
 
@@ -318,6 +375,7 @@ struct Hosts {
     origin: Origin,
     plain: Origin,
     text: String,
+    captured: Vec<(&'static str, u16)>,
     closed: u16,
     full: u16,
     stranger: u16,
@@ -383,9 +441,13 @@ async fn start_hosts(more: &str) -> Hosts {
          tools = [\"api_call\", \"http_get\", \"http_request\", \"webhook\"]\n",
         plain.port(),
     );
+    let mut captured: Vec<_> = [port, closed, full, stranger, garbage].map(|port| ("api.test", port)).into();
+    captured.extend(["only.test", "locked.test", "minted.test", "inside.test", "x.gone.test"].map(|name| (name, port)));
+    captured.push(("plain.test", plain.port()));
+    let listeners = captured::listeners(&captured);
     let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
-    let lab = builder.proxy(&format!("{more}{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
-    Hosts { lab, origin, plain, text, closed, full, stranger, garbage, _sockets: sockets }
+    let lab = builder.proxy(&format!("{listeners}{more}{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
+    Hosts { lab, origin, plain, text, captured, closed, full, stranger, garbage, _sockets: sockets }
 }
 
 /// Returns the expected results that depend on the request alone, not on the caller.
@@ -486,15 +548,17 @@ async fn get_the_same_code_on_every_way(more: &str) {
     let open = text.replace("LOOP", &lab.proxy.port().to_string());
     lab.reload(&open.replace("WEBHOOK", ""));
     let rows = rows(&yard);
+    let gate = Proxy::of(lab, &yard.captured);
+    assert!(rows.iter().filter(|(_, ask)| gate.captured_at(ask).is_some()).count() > 40, "most can be captured");
     assert_eq!(rows.iter().map(|(code, _)| *code).collect::<BTreeSet<_>>(), BTreeSet::from(TESTED_ABOVE));
     for (code, ask) in rows {
-        assert_refused_on_every_way(lab, &ask, code).await;
+        assert_refused_on_every_way(&gate, lab, &ask, code).await;
     }
     let hook = ask("webhook", json!({"url": format!("https://api.test:{}/x", origin.port()), "body": {}}));
-    assert_refused_on_every_way(lab, &hook, "webhook_not_enabled").await;
+    assert_refused_on_every_way(&gate, lab, &hook, "webhook_not_enabled").await;
     let hooks = "[tasks.t]\nwebhook_urls = [\"https://hooks.test/x\"]";
     lab.reload(&open.replace("WEBHOOK", ", \"webhook\"").replace("[tasks.t]", hooks));
-    assert_refused_on_every_way(lab, &hook, "webhook_not_registered").await;
+    assert_refused_on_every_way(&gate, lab, &hook, "webhook_not_registered").await;
     assert_eq!((reached(), yard.plain.connections()), (0, 0), "{:?}", origin.seen());
     assert_eq!((lab.dns.queries("evil.test"), lab.dns.queries("api.test.evil.test")), (0, 0));
     // No line contains a value in any form.
@@ -505,11 +569,10 @@ async fn get_the_same_code_on_every_way(more: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_callers_get_the_same_code_on_every_way() {
     let yard = start_hosts("").await;
-    let gate = Proxy { token: "another-token-of-24-bytes-or-more".to_owned(), ..Proxy::of(&yard.lab) };
+    let gate = Proxy { token: "another-token-of-24-bytes-or-more".to_owned(), ..Proxy::of(&yard.lab, &[]) };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", yard.origin.port()) }));
-    for by in EVERY {
-        assert_refused_by(&yard.lab, &gate, by, &ask, "caller_unknown").await;
-    }
+    // A captured connection has no token to be wrong.
+    assert_refused_on_every_way(&gate, &yard.lab, &ask, "caller_unknown").await;
 }
 
 /// Starts a lab with one origin and additional configuration, for example a plan.
@@ -517,8 +580,9 @@ async fn lab_with(more: &str) -> (Lab, Origin, Call) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     let port = origin.port();
+    let listeners = captured::listeners(&[("api.test", port)]);
     let text = format!(
-        "{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
+        "{listeners}{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\nraw = true\n\
          tools = [\"http_get\", \"http_request\"]\nPLAN\n{more}"
@@ -532,13 +596,18 @@ async fn lab_with(more: &str) -> (Lab, Origin, Call) {
     (lab, origin, ask("http_get", json!({ "url": format!("https://api.test:{port}/") })))
 }
 
+/// Returns the ways into a lab of [`lab_with`].
+fn gate_of(lab: &Lab, origin: &Origin) -> Proxy {
+    Proxy::of(lab, &[("api.test", origin.port())])
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn plan_limits_are_counted_alike_on_every_way() {
     for (plan, code) in [("calls_per_execution = 1", "execution_limit"), ("calls_per_minute = 1", "rate_limited")] {
         let (lab, origin, ask) = lab_with(&format!("[plans.p]\n{plan}\n")).await;
-        let done = tokio::task::block_in_place(|| Proxy::of(&lab).call(&ask));
+        let done = tokio::task::block_in_place(|| Proxy::of(&lab, &[]).call(&ask));
         assert_eq!(done["response_status"], 200, "{done:#}");
-        assert_refused_on_every_way(&lab, &ask, code).await;
+        assert_refused_on_every_way(&gate_of(&lab, &origin), &lab, &ask, code).await;
         assert_eq!(origin.seen().len(), 1);
     }
     let (lab, origin, ask) = lab_with("[plans.p]\nconcurrent = 1\n").await;
@@ -549,7 +618,7 @@ async fn plan_limits_are_counted_alike_on_every_way() {
     while origin.seen().is_empty() {
         tokio::task::yield_now().await;
     }
-    assert_refused_on_every_way(&lab, &ask, "concurrency_limited").await;
+    assert_refused_on_every_way(&gate_of(&lab, &origin), &lab, &ask, "concurrency_limited").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -557,23 +626,23 @@ async fn too_many_fields_are_refused_on_every_way() {
     let (lab, origin, ask) = lab_with("").await;
     let many: serde_json::Map<_, _> = (0..120).map(|n| (format!("x-{n}"), json!("x"))).collect();
     let ask = Call { input: json!({"url": ask.input["url"], "headers": many}), ..ask };
-    assert_refused_on_every_way(&lab, &ask, "head_too_large").await;
+    assert_refused_on_every_way(&gate_of(&lab, &origin), &lab, &ask, "head_too_large").await;
     assert!(origin.seen().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_execution_is_refused_on_every_way() {
     let (lab, origin, ask) = lab_with("").await;
-    assert_eq!(tokio::task::block_in_place(|| Proxy::of(&lab).call(&ask))["response_status"], 200);
+    assert_eq!(tokio::task::block_in_place(|| Proxy::of(&lab, &[]).call(&ask))["response_status"], 200);
     assert_eq!(lab.admin_request("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
-    assert_refused_on_every_way(&lab, &ask, "execution_stopped").await;
+    assert_refused_on_every_way(&gate_of(&lab, &origin), &lab, &ask, "execution_stopped").await;
     assert_eq!(origin.seen().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn approval_is_required_on_every_way() {
     let (lab, origin, ask) = lab_with("# approval\n").await;
-    let gate = Proxy::of(&lab);
+    let gate = gate_of(&lab, &origin);
     for by in EVERY {
         let url = format!("{}?{by:?}", ask.text("url").unwrap());
         let ask = Call { input: json!({ "url": url }), ..ask.clone() };
@@ -595,7 +664,7 @@ async fn nothing_leaves_without_the_ledger_on_any_way() {
         closed.port()
     ))
     .await;
-    assert_refused_on_every_way(&lab, &ask, "ledger_unavailable").await;
+    assert_refused_on_every_way(&gate_of(&lab, &origin), &lab, &ask, "ledger_unavailable").await;
     assert!(origin.seen().is_empty());
 }
 
@@ -610,6 +679,7 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
          [tasks.t]\nintegrations = [\"api\"]\ntools = [\"http_get\"]\n",
         origin.port()
     );
+    let text = format!("{}{text}", captured::listeners(&[("api.test", origin.port())]));
     std::fs::write(
         dir.join("e.toml"),
         builder.config(&format!("{text}[[proxy.listeners]]\nlisten = \"unix:s.sock\"\nmode = \"socks5\"\n")),
@@ -620,8 +690,8 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
     let mut served = crate::operation::cli::Served::start(command);
     let mut out = BufReader::new(served.child.stdout.take().unwrap());
     let ca = std::fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
-    let socks = SocksAt::Unix(dir.join("s.sock"));
-    let gate = Proxy { proxy: served.proxy().parse().unwrap(), socks, ca, token: TOKEN.to_owned() };
+    let (socks, captured) = (SocksAt::Unix(dir.join("s.sock")), vec![("api.test", origin.port())]);
+    let gate = Proxy { proxy: served.proxy().parse().unwrap(), socks, captured, ca, token: TOKEN.to_owned() };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     let done = tokio::task::block_in_place(|| gate.call(&ask));
     assert_eq!(done["response_status"], 200, "{done:#}");
@@ -647,7 +717,7 @@ async fn overload_is_reported_on_every_way() {
     let _only = lab.tunnel(&format!("api.test:{}", origin.port())).await;
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     for _ in 0..5 {
-        assert_refused_by(&lab, &Proxy::of(&lab), By::Tool, &ask, "overloaded").await;
+        assert_refused_by(&lab, &Proxy::of(&lab, &[]), By::Tool, &ask, "overloaded").await;
     }
 }
 

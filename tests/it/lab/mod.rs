@@ -1,5 +1,6 @@
 //! The lab: a real proxy built from a TOML text, real origins, a DNS server and a sandbox client, all on the loopback.
 
+pub mod captured;
 pub mod client;
 pub mod described;
 pub mod h2;

@@ -1,0 +1,308 @@
+//! Programs that do not know of the proxy: their DNS queries, and the connections that the kernel captures.
+
+use hickory_resolver::proto::op::ResponseCode;
+use hickory_resolver::proto::rr::RecordType;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use std::sync::Arc;
+
+use crate::lab::captured::{self, query, synthetic};
+use crate::lab::client::{Reply, h1, read_to_end};
+use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT};
+
+async fn start(more: &str) -> (Lab, Origin, Origin) {
+    let builder = LabBuilder::new().await;
+    let (origin, plain) = (builder.origin("api.test").await, Origin::http().await);
+    for name in ["other.test", "plain.test", "x.wild.test"] {
+        builder.dns.set(name, &["127.0.0.1"]);
+    }
+    let (port, http) = (origin.port(), plain.port());
+    let listeners = captured::listeners(&[
+        ("api.test", port),
+        ("other.test", port),
+        ("plain.test", http),
+        ("opaque.test", port),
+        ("unused.test", port),
+    ]);
+    let text = format!(
+        "{listeners}{more}[integrations.api]\nallowed_domains = [\"api.test\", \"other.test\", \"*.wild.test\"]\nports = [{port}]\n\
+         [integrations.opaque]\nallowed_domains = [\"opaque.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
+         [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{http}]\nplain_http = true\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\nintegrations = [\"api\", \"plain\", \"opaque\"]\ncredentials = [\"KEY\"]\n",
+    );
+    (builder.proxy(&text).await, origin, plain)
+}
+
+/// Opens a TLS connection, with a server name or without one.
+async fn tls(
+    lab: &Lab,
+    stream: TcpStream,
+    name: Option<&str>,
+) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+    let mut config = lab.client_tls_config(&["http/1.1"]);
+    config.enable_sni = name.is_some();
+    let name = name.unwrap_or("api.test").to_owned().try_into().unwrap();
+    tokio::time::timeout(TIMEOUT, TlsConnector::from(Arc::new(config)).connect(name, stream)).await.unwrap()
+}
+
+async fn get(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static, host: &str) -> Reply {
+    let request = http::Request::builder().uri("/").header("host", host).body(lab::client::empty()).unwrap();
+    Reply::read(h1(stream, request).await).await
+}
+
+#[tokio::test]
+async fn names_that_the_task_may_reach_have_an_address_and_nothing_is_asked() {
+    let (lab, ..) = start("").await;
+    let ok = |name: &str| (ResponseCode::NoError, vec![synthetic(name).to_string()]);
+    let no_name = (ResponseCode::NXDomain, Vec::new());
+    let empty = (ResponseCode::NoError, Vec::new());
+    let refused = (ResponseCode::Refused, Vec::new());
+    let rows = [
+        ("api.test.", RecordType::A, ok("api.test"), Some(("closed", None))),
+        ("api.test.", RecordType::A, ok("api.test"), None),
+        ("aPi.TEST.", RecordType::A, ok("api.test"), None),
+        ("x.wild.test.", RecordType::A, ok("x.wild.test"), Some(("closed", None))),
+        // There is no IPv6 range here.
+        ("api.test.", RecordType::AAAA, empty.clone(), None),
+        ("api.test.", RecordType::HTTPS, empty.clone(), None),
+        ("api.test.", RecordType::SVCB, empty, None),
+        ("api.test.", RecordType::TXT, refused.clone(), Some(("refused", Some("not_implemented")))),
+        ("api.test.", RecordType::NULL, refused.clone(), Some(("refused", Some("not_implemented")))),
+        ("api.test.", RecordType::ANY, refused.clone(), Some(("refused", Some("not_implemented")))),
+        ("evil.test.", RecordType::A, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
+        ("evil.test.", RecordType::TXT, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
+        ("evil.test.", RecordType::HTTPS, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
+        ("wild.test.", RecordType::A, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
+        ("127.0.0.1.", RecordType::A, no_name.clone(), Some(("refused", Some("target_malformed")))),
+        (".", RecordType::A, no_name.clone(), Some(("refused", Some("target_malformed")))),
+        ("1.0.0.127.in-addr.arpa.", RecordType::PTR, no_name, Some(("refused", Some("host_not_allowed")))),
+        (
+            "6161616161616161616161616161616161616161616161616161616161616161.wild.test.",
+            RecordType::A,
+            refused,
+            Some(("refused", Some("leak_detected"))),
+        ),
+    ];
+    for (name, kind, want, line) in rows {
+        let name = if line == Some(("refused", Some("leak_detected"))) {
+            format!("{}.wild.test.", KEY.bytes().map(|byte| format!("{byte:02x}")).collect::<String>())
+        } else {
+            name.to_owned()
+        };
+        let before = lab.audit().await.len();
+        let mut all = lab.ask_dns(&query(&name, kind)).await;
+        assert_eq!(captured::read(&all), want, "{name} {kind}");
+        // The name comes back as it was written.
+        all.truncate(query(&name, kind).len());
+        assert_eq!(all[12..], query(&name, kind)[12..], "{name}");
+        let lines = lab.audit().await.split_off(before);
+        let told: Vec<_> = lines.iter().map(|line| (line["event"].as_str().unwrap(), line["code"].as_str())).collect();
+        assert_eq!(told, line.into_iter().collect::<Vec<_>>(), "{name} {kind}");
+        assert!(lines.iter().all(|line| line["tool"] == "dns" && line["task"] == "t"), "{lines:?}");
+    }
+    assert!(lab.dns.all_queries().is_empty(), "nothing was asked");
+    assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(&KEY.to_lowercase()));
+}
+
+#[tokio::test]
+async fn what_is_no_query_is_answered_with_its_code_or_not_at_all() {
+    let (lab, ..) = start("").await;
+    let good = query("api.test.", RecordType::A);
+    let with = |at: usize, byte: u8| {
+        let mut query = good.clone();
+        query[at] = byte;
+        query
+    };
+    let looped = [&good[..12], &[0xc0, 12, 0, 1, 0, 1]].concat();
+    let rows = [
+        (with(2, 0x28), ResponseCode::NotImp),
+        (with(5, 2), ResponseCode::FormErr),
+        (with(5, 0), ResponseCode::FormErr),
+        (with(good.len() - 1, 3), ResponseCode::Refused),
+        (looped, ResponseCode::FormErr),
+        (good[..12].to_vec(), ResponseCode::FormErr),
+        (good[..good.len() - 1].to_vec(), ResponseCode::FormErr),
+        ([&good[..12], &[63; 2000]].concat(), ResponseCode::FormErr),
+    ];
+    for (bytes, want) in rows {
+        let (code, addresses) = captured::read(&lab.ask_dns(&bytes).await);
+        assert_eq!((code, addresses.len()), (want, 0), "{bytes:?}");
+    }
+    // An answer, and less than a header, is not answered. The next one is.
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(lab.dns_listener()).await.unwrap();
+    for bytes in [with(2, 0x81), good[..11].to_vec(), Vec::new(), good.clone()] {
+        socket.send(&bytes).await.unwrap();
+    }
+    let mut answer = vec![0; 2000];
+    let length = tokio::time::timeout(TIMEOUT, socket.recv(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(captured::read(&answer[..length]).0, ResponseCode::NoError);
+}
+
+#[tokio::test]
+async fn queries_over_tcp_may_be_cut_anywhere_and_follow_each_other() {
+    let (lab, ..) = start("").await;
+    let framed = |query: &[u8]| [&u16::try_from(query.len()).unwrap().to_be_bytes()[..], query].concat();
+    let all = framed(&query("api.test.", RecordType::A));
+    let read = async |stream: &mut TcpStream| {
+        let length = usize::from(stream.read_u16().await.unwrap());
+        let mut answer = vec![0; length];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(captured::read(&answer), (ResponseCode::NoError, vec![synthetic("api.test").to_string()]));
+    };
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let connect = async || {
+        let stream = TcpStream::connect(lab.dns_listener()).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    };
+    for at in 1..all.len() {
+        let mut stream = connect().await;
+        stream.write_all(&all[..at]).await.unwrap();
+        tokio::task::yield_now().await;
+        stream.write_all(&[&all[at..], &all[..]].concat()).await.unwrap();
+        read(&mut stream).await;
+        read(&mut stream).await;
+    }
+    let mut stream = connect().await;
+    stream.write_all(&[0xff, 0xff]).await.unwrap();
+    assert_eq!(read_to_end(&mut stream).await, "", "a query that is too long");
+}
+
+#[tokio::test]
+async fn a_captured_connection_is_the_tunnel_of_a_connect() {
+    let (lab, origin, plain) = start("").await;
+    let (port, to) = (origin.port(), format!("api.test:{}", origin.port()));
+    let at = |name: &str, port: u16| format!("{}:{port}", synthetic(name));
+    // Whether the name has been looked up before or not, as after a restart.
+    for is_looked_up in [false, true] {
+        if is_looked_up {
+            lab.lookup("api.test.", RecordType::A).await;
+        }
+        let before = lab.audit().await.len();
+        let stream = tls(&lab, captured::connect("api.test", port).await, Some("api.test")).await.unwrap();
+        assert_eq!(get(stream, &to).await.status, 200);
+        for line in lab.audit().await.split_off(before) {
+            assert_eq!((&line["task"], &line["host"]), (&"t".into(), &"api.test".into()), "{line}");
+            assert!(line["event"] == "looked_up" || line["original"] == at("api.test", port), "{line}");
+        }
+    }
+    // Without SNI, the lookup tells the name.
+    let stream = tls(&lab, captured::connect("api.test", port).await, None).await.unwrap();
+    assert_eq!(get(stream, &to).await.status, 200);
+    assert_eq!(origin.last().uri.path(), "/");
+    // HTTP without Host, too.
+    let to = format!("plain.test:{}", plain.port());
+    assert_eq!(get(captured::connect("plain.test", plain.port()).await, &to).await.status, 200);
+    let line = lab.ended(lab.audit().await.iter().filter(|line| line["event"] == "closed").count() - 1).await;
+    assert_eq!((&line["host"], &line["original"]), (&"plain.test".into(), &at("plain.test", plain.port()).into()));
+    lab.lookup("plain.test.", RecordType::A).await;
+    let mut stream = captured::connect("plain.test", plain.port()).await;
+    stream.write_all(b"GET /old HTTP/1.0\r\n\r\n").await.unwrap();
+    let reply = read_to_end(&mut stream).await;
+    assert!(reply.contains(" 200 "), "{reply}");
+    // The own paths of the proxy are those of the server here.
+    let request = http::Request::builder().uri("/v1/self").header("host", &to).body(lab::client::empty()).unwrap();
+    let reply = Reply::read(h1(captured::connect("plain.test", plain.port()).await, request).await).await;
+    assert_eq!((reply.status.as_u16(), plain.last().uri.path()), (200, "/v1/self"));
+    // Several requests on one connection.
+    let mut stream = captured::connect("plain.test", plain.port()).await;
+    let request =
+        format!("GET /1 HTTP/1.1\r\nHost: {to}\r\n\r\nGET /2 HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(read_to_end(&mut stream).await.matches("HTTP/1.1 200").count(), 2);
+}
+
+#[tokio::test]
+async fn a_client_hello_may_be_cut_anywhere() {
+    let (lab, origin, _) = start("").await;
+    let config = lab.client_tls_config(&["http/1.1"]);
+    let mut client = rustls::ClientConnection::new(Arc::new(config), "api.test".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    for at in (1..hello.len()).step_by(7).chain([hello.len() - 1]) {
+        let mut stream = captured::connect("api.test", origin.port()).await;
+        stream.write_all(&hello[..at]).await.unwrap();
+        tokio::task::yield_now().await;
+        stream.write_all(&hello[at..]).await.unwrap();
+        // A ServerHello.
+        assert_eq!(tokio::time::timeout(TIMEOUT, stream.read_u8()).await.unwrap().unwrap(), 22, "cut at {at}");
+    }
+}
+
+#[tokio::test]
+async fn names_and_addresses_that_do_not_belong_together_are_refused() {
+    let (lab, origin, plain) = start(lab::REFUSE_OUTSIDE).await;
+    let (port, http) = (origin.port(), plain.port());
+    lab.lookup("other.test.", RecordType::A).await;
+    let rows: [(&str, Option<&str>, &str, &str); 7] = [
+        ("other.test", Some("api.test"), "sni_mismatch", "UnrecognisedName"),
+        ("unused.test", Some("api.test"), "sni_mismatch", "UnrecognisedName"),
+        ("api.test", Some("evil.test"), "host_not_allowed", "AccessDenied"),
+        ("api.test", None, "no_name", "UnrecognisedName"),
+        ("unused.test", None, "no_name", "UnrecognisedName"),
+        ("api.test", Some("x.gone.wild.test"), "resolve_failed", "InternalError"),
+        ("opaque.test", None, "no_name", "UnrecognisedName"),
+    ];
+    for (address, name, code, alert) in rows {
+        let before = lab.audit().await.len();
+        let failed = tls(&lab, captured::connect(address, port).await, name).await.unwrap_err();
+        assert!(failed.to_string().contains(alert), "{address} {name:?}: {failed}");
+        let line = lab.audit().await.split_off(before).into_iter().rfind(|line| line["event"] == "refused").unwrap();
+        assert_eq!(line["code"], code, "{address} {name:?}: {line}");
+        assert_eq!(line["original"], format!("{}:{port}", synthetic(address)), "{line}");
+    }
+    // The bytes of an opaque tunnel must name their server themselves.
+    lab.dns.set("opaque.test", &["127.0.0.1"]);
+    lab.lookup("opaque.test.", RecordType::A).await;
+    assert!(tls(&lab, captured::connect("opaque.test", port).await, None).await.is_err());
+    assert_eq!(lab.audit().await.last().unwrap()["code"], "sni_missing");
+    let plain_at = |host: &str, target: &str| format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    let rows = [
+        (plain_at(&format!("evil.test:{http}"), "/"), "host_not_allowed"),
+        (plain_at("plain.test", "/"), "authority_mismatch"),
+        (plain_at(&format!("api.test:{http}"), "/"), "scheme_not_allowed"),
+        (plain_at("plain.test:99999", "/"), "target_malformed"),
+        (plain_at("", "/"), "target_malformed"),
+        (plain_at("a@plain.test", "/"), "target_malformed"),
+        (plain_at(&format!("plain.test:{http}"), "https://plain.test/"), "target_malformed"),
+        (plain_at("plain.test", &format!("http://other.test:{http}/")), "scheme_not_allowed"),
+        (format!("CONNECT plain.test:{http} HTTP/1.1\r\nHost: plain.test:{http}\r\n\r\n"), "request_malformed"),
+        ("GET / HTTP/1.0\r\n\r\n".to_owned(), "no_name"),
+        ("GET / HTTP/1.1\r\n\r\n".to_owned(), "request_malformed"),
+    ];
+    for (request, code) in rows {
+        let before = lab.audit().await.len();
+        let mut stream = captured::connect("plain.test", http).await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let reply = read_to_end(&mut stream).await;
+        assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")), "{request}: {reply}");
+        assert_eq!(lab.audit().await[before]["code"], code, "{request}");
+    }
+    for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x16\x03\x01\x00\x00", b"\0\0", b"\x80\x2e\x01", b"ehlo x\r\n"] {
+        let before = lab.audit().await.len();
+        let mut stream = captured::connect("api.test", port).await;
+        stream.write_all(bytes).await.unwrap();
+        let _ = read_to_end(&mut stream).await;
+        assert_eq!(lab.ended(before).await["code"], "not_tls", "{bytes:?}");
+    }
+    assert!(origin.seen().is_empty() && plain.seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_refusal_is_told_inside_and_silence_ends() {
+    let (lab, origin, _) = start("[proxy]\nhandshake_timeout = \"300ms\"\n").await;
+    let stream = tls(&lab, captured::connect("api.test", origin.port()).await, Some("evil.test")).await.unwrap();
+    get(stream, "evil.test").await.assert_refused(403, "host_not_allowed");
+    let before = lab.audit().await.len();
+    // Closed without a byte: no line. A server that speaks first is not waited for.
+    drop(captured::connect("api.test", origin.port()).await);
+    let mut stream = captured::connect("api.test", origin.port()).await;
+    assert_eq!(read_to_end(&mut stream).await, "");
+    assert_eq!(lab.ended(before).await["code"], "header_timeout");
+    assert!(origin.seen().is_empty() && lab.dns.all_queries().is_empty());
+}
