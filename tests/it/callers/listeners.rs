@@ -147,7 +147,7 @@ impl Certificates {
         certificates
     }
 
-    fn issue(&self, names: &[&str], serial: u64) -> (String, String) {
+    pub fn issue(&self, names: &[&str], serial: u64) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(
             names.iter().filter(|n| !n.contains(':')).map(|n| (*n).to_owned()).collect::<Vec<_>>(),

@@ -16,6 +16,7 @@ mod model_apis;
 mod packages;
 mod sandboxes;
 mod table;
+mod ways_in;
 
 use std::ffi::OsString;
 use std::fs;
