@@ -3,8 +3,9 @@
 //! A captured connection to such an address tells by itself which name its client has looked up. No query leaves the proxy here: the
 //! name is resolved when a connection to it is authorized.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ use crate::stages::{authorize, identify};
 const MAX_QUERIES: usize = 256;
 /// The most connections at a time, and of one address. Further ones are closed.
 const MAX_CONNECTIONS: usize = 128;
+const MAX_CONNECTIONS_EACH: usize = 16;
 /// The longest query that is read, in bytes. A name has at most 255, and options are ignored.
 const MAX_QUERY: usize = 4096;
 /// The time for the next query of a connection to arrive, and for its answer to be sent.
@@ -78,13 +80,19 @@ impl DnsListener {
         let (udp, permits) = (Arc::new(self.udp), Arc::new(Semaphore::new(MAX_QUERIES)));
         // The queries of connections end with this.
         let mut connections = JoinSet::new();
+        let mut open: HashMap<IpAddr, usize> = HashMap::new();
         let mut buffer = vec![0; MAX_QUERY];
         loop {
             tokio::select! {
-                biased;
                 () = services.drain.cancelled() => return,
                 () = services.last_requests.cancelled() => return,
-                Some(_) = connections.join_next() => {}
+                Some(ended) = connections.join_next() => {
+                    // One that panicked keeps its place.
+                    if let Some(count) = ended.ok().and_then(|address| open.get_mut(&address)) {
+                        *count = count.saturating_sub(1);
+                    }
+                    open.retain(|_, count| *count > 0);
+                }
                 received = udp.recv_from(&mut buffer) => {
                     let Ok((length, from)) = received else {
                         tokio::time::sleep(BACK_OFF).await;
@@ -102,11 +110,19 @@ impl DnsListener {
                     });
                 }
                 accepted = self.tcp.accept() => match accepted {
-                    Ok((stream, from)) if connections.len() < MAX_CONNECTIONS => {
-                        let (services, peer) = (services.clone(), peer(&self.tasks, from));
-                        connections.spawn(async move { serve(&services, &peer, stream).await });
+                    Ok((stream, from)) => {
+                        let address = from.ip();
+                        let of_address = open.entry(address).or_default();
+                        if connections.len() < MAX_CONNECTIONS && *of_address < MAX_CONNECTIONS_EACH {
+                            *of_address = of_address.saturating_add(1);
+                            let (services, peer) = (services.clone(), peer(&self.tasks, from));
+                            connections.spawn(async move {
+                                serve(&services, &peer, stream).await;
+                                address
+                            });
+                        }
+                        open.retain(|_, count| *count > 0);
                     }
-                    Ok(_) => {}
                     Err(_) => tokio::time::sleep(BACK_OFF).await,
                 },
             }

@@ -16,8 +16,8 @@ use crate::model::name::TaskName;
 const MAX_NAMES: usize = 4096;
 /// The most names of all tasks. Each takes about 400 bytes.
 const MAX_TOTAL: usize = 32_768;
-/// The time without a lookup and a connection after which an address may stand for another name of its task. Programs that keep
-/// an address for longer than its lifetime still have it then.
+/// The time without a lookup and a connection after which an address may stand for another name. Programs that keep an address for
+/// longer than its lifetime still have it then.
 const REUSE_AFTER: Duration = Duration::from_secs(3600);
 
 /// The addresses of a name, one of each family that has a range.
@@ -41,6 +41,8 @@ struct Assigned {
     by_number: HashMap<u32, Entry>,
     numbers: HashMap<(TaskName, HostName), u32>,
     tasks: HashMap<TaskName, TaskUsage>,
+    /// No address may be reused before, if there are as many as possible.
+    full_until: Option<Instant>,
 }
 
 struct Entry {
@@ -94,12 +96,9 @@ impl SyntheticAddresses {
             }
             return Some((self.at(number), false));
         }
-        if !assigned.has_room_for(task, now) {
-            return None;
-        }
         // At least half of the range stays free, so the search is short.
         let half = usize::try_from(self.size / 2).unwrap_or(usize::MAX);
-        if assigned.by_number.len() >= half.min(MAX_TOTAL) {
+        if !assigned.has_room_for(task, now) || !assigned.has_room(half.min(MAX_TOTAL), now) {
             return None;
         }
         let mut number = first_number(task, name).checked_rem(self.size)?;
@@ -171,21 +170,45 @@ impl Assigned {
             return false;
         }
         let own = self.by_number.iter().filter(|(_, entry)| entry.task == *task);
-        let Some((number, used)) = own.map(|(number, entry)| (*number, entry.used)).min_by_key(|(_, used)| *used)
-        else {
-            return false;
-        };
-        let free_at = used.checked_add(REUSE_AFTER);
-        if free_at.is_none_or(|at| now < at) {
-            usage.full_until = free_at;
-            return false;
+        match oldest(own, now) {
+            Ok(number) => self.remove(number),
+            Err(until) => usage.full_until = until,
         }
-        usage.names = usage.names.saturating_sub(1);
-        if let Some(entry) = self.by_number.remove(&number) {
-            self.numbers.remove(&(entry.task, entry.name));
-        }
-        true
+        self.tasks.get(task).is_none_or(|usage| usage.names < MAX_NAMES)
     }
+
+    /// Returns whether there may be another name, of fewer than `most`. That of any task that was unused for longest makes room.
+    fn has_room(&mut self, most: usize, now: Instant) -> bool {
+        if self.by_number.len() < most {
+            return true;
+        }
+        if self.full_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        match oldest(self.by_number.iter(), now) {
+            Ok(number) => self.remove(number),
+            Err(until) => self.full_until = until,
+        }
+        self.by_number.len() < most
+    }
+
+    fn remove(&mut self, number: u32) {
+        let Some(Entry { task, name, .. }) = self.by_number.remove(&number) else { return };
+        if let Some(usage) = self.tasks.get_mut(&task) {
+            usage.names = usage.names.saturating_sub(1);
+        }
+        self.numbers.remove(&(task, name));
+    }
+}
+
+/// Returns the number of the entry that was unused for longest.
+///
+/// # Errors
+/// The time when it may be reused, if it may not yet.
+fn oldest<'e>(entries: impl Iterator<Item = (&'e u32, &'e Entry)>, now: Instant) -> Result<u32, Option<Instant>> {
+    let (number, entry) = entries.min_by_key(|(_, entry)| entry.used).ok_or(None)?;
+    let free_at = entry.used.checked_add(REUSE_AFTER);
+    if free_at.is_some_and(|at| at <= now) { Ok(*number) } else { Err(free_at) }
 }
 
 /// Returns the number at which the search for a free one begins.
@@ -278,6 +301,14 @@ mod tests {
         let (map, now, task) = (map(&["127.18.0.0/24", "fd00::/64"]), Instant::now(), TaskName::new("a"));
         let taken = (0..300).filter(|n| map.of_name(&task, &name(&format!("n{n}.test")), now).is_some()).count();
         assert_eq!(taken, 127);
+        // The address of another task makes room, and tells that task nothing any more.
+        let (other, later) = (TaskName::new("b"), now + REUSE_AFTER);
+        assert_eq!(map.of_name(&other, &name("b.test"), later - Duration::from_millis(1)), None);
+        let (found, _) = map.of_name(&other, &name("b.test"), later).unwrap();
+        assert_eq!(map.name_at(&task, found.v4.unwrap().into(), later), None);
+        assert_eq!(map.assigned.lock().by_number.len(), 127);
+        let tasks = &map.assigned.lock().tasks;
+        assert_eq!((tasks[&task].names, tasks[&other].names), (126, 1));
         assert_eq!(SyntheticAddresses::new(&[]).of_name(&task, &name("a.test"), now), None);
     }
 }

@@ -293,6 +293,54 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
     assert!(origin.seen().is_empty() && plain.seen().is_empty());
 }
 
+/// Returns a ClientHello with this server name, in one record.
+fn client_hello(name: &[u8]) -> Vec<u8> {
+    let sized = |bytes: Vec<u8>| [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat();
+    let names = sized([&[0][..], &sized(name.to_vec())].concat());
+    let extensions = sized([&[0, 0][..], &sized(names)].concat());
+    let hello = [&[3, 3][..], &[7; 32], &[0, 0, 2, 0x13, 1, 1, 0], &extensions].concat();
+    let message = [&[1, 0][..], &sized(hello)].concat();
+    [&[22, 3, 1][..], &sized(message)].concat()
+}
+
+#[tokio::test]
+async fn names_that_are_none_are_refused() {
+    let (lab, origin, _) = start(lab::REFUSE_OUTSIDE).await;
+    let long = [b'a'; 300];
+    let labels = "a.".repeat(200);
+    let rows: [(&[u8], &str); 9] = [
+        (b"api.test", ""),
+        (&long, "target_malformed"),
+        (labels.as_bytes(), "target_malformed"),
+        (b"", "target_malformed"),
+        (b"api.test:80", "target_malformed"),
+        (b"a@api.test", "target_malformed"),
+        (b"api.test/x", "target_malformed"),
+        (b"127.0.0.1", "host_not_allowed"),
+        (b"api.test\0", "target_malformed"),
+    ];
+    for (name, code) in rows {
+        let before = lab.audit().await.len();
+        let mut stream = captured::connect("api.test", origin.port()).await;
+        stream.write_all(&client_hello(name)).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut reply = Vec::new();
+        let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut reply)).await.unwrap();
+        let shown = String::from_utf8_lossy(name);
+        if code.is_empty() {
+            // The handshake begins, and fails for want of a common cipher or key exchange.
+            assert_ne!(reply, [21, 3, 3, 0, 2, 2, 49], "{shown}");
+            continue;
+        }
+        // The end of a name in NUL is none of TLS, either.
+        let line = lab.ended(before).await;
+        let is_malformed = [code, "not_tls"].contains(&line["code"].as_str().unwrap());
+        assert!(is_malformed, "{shown}: {line}");
+        assert!(line["code"] == "not_tls" || reply == [21, 3, 3, 0, 2, 2, 49], "{shown}: {reply:?}");
+    }
+    assert!(origin.seen().is_empty());
+}
+
 #[tokio::test]
 async fn a_refusal_is_told_inside_and_silence_ends() {
     let (lab, origin, _) = start("[proxy]\nhandshake_timeout = \"300ms\"\n").await;
