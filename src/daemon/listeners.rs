@@ -58,7 +58,9 @@ impl Listeners {
         for configured in settings.proxy.listeners.iter().filter(|configured| configured.mode == ListenerMode::Dns) {
             let Some(at) = configured.at.tcp() else { continue };
             let failed = |source| StartError::Listen { address: configured.at.clone(), source };
-            opened.dns.push(DnsListener::bind(at, configured.tasks.clone()).map_err(failed)?);
+            opened
+                .dns
+                .push(DnsListener::bind(at, configured.tasks.clone(), opened.takeover.is_some()).map_err(failed)?);
         }
         if let (None, Some(at)) = (&opened.admin, &settings.admin.listen) {
             opened.admin = Some(opened.listen(Role::Admin, at, admin_mode(settings)).await?);
@@ -131,7 +133,10 @@ async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
 /// replace.
 async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Proxy) -> Result<(), StartError> {
     for listener in listeners.iter_mut() {
-        let configured = proxy.listeners.iter().find(|configured| configured.at == *listener.at());
+        let configured = proxy
+            .listeners
+            .iter()
+            .find(|configured| configured.mode != ListenerMode::Dns && configured.at == *listener.at());
         // The networks were checked against the configured addresses only.
         let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
         match configured {

@@ -161,7 +161,9 @@ impl Daemon {
         let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
         let metrics = listeners.metrics_address();
         let own = proxy.iter().map(|listener| &listener.at).chain(&admin).chain(&metrics).filter_map(ListenAt::tcp);
-        let own = OwnEndpoints { listeners: own.collect() };
+        let answers_dns = proxy.iter().any(|listener| listener.mode == ListenerMode::Dns);
+        let synthetic = if answers_dns { settings.dns.synthetic_ranges.clone() } else { Vec::new() };
+        let own = OwnEndpoints { listeners: own.collect(), synthetic };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
         // The rest needs the log and the ledger, which the old process has until its end.
@@ -436,6 +438,8 @@ fn services(
     }));
     let tracker = TaskTracker::new();
     let issuer = issuer::issuer(&own_servers, commands);
+    let secret = authority.derived_secret("synthetic addresses");
+    let synthetic_addresses = SyntheticAddresses::new(&settings.dns.synthetic_ranges, secret);
     let drain = CancellationToken::new();
     let mints = Mints::new(policies.clone(), audit.clone(), issuer, (tracker.clone(), drain.clone()));
     let caller_connections =
@@ -443,7 +447,7 @@ fn services(
     let queues = Arc::<PerExecution<FairQueue>>::default();
     let services = Services {
         listeners,
-        synthetic_addresses: SyntheticAddresses::new(&settings.dns.synthetic_ranges),
+        synthetic_addresses,
         connection_setup,
         webhook_prechecks: webhooks::WebhookPrechecks::default(),
         caller_connections,

@@ -189,7 +189,10 @@ pub(super) fn check_address(
     let synthetic = &services.synthetic_addresses;
     let is_of_host = match host {
         _ if !synthetic.contains(ip) => pinned.includes(ip),
-        Host::Name(name) => synthetic.leads_to(caller.task(), name, ip, Instant::now()),
+        Host::Name(name) => {
+            let tasks = services.policies.snapshot().tasks().count();
+            synthetic.leads_to((caller.task(), tasks), name, ip, Instant::now())
+        }
         Host::Ip(_) => false,
     };
     if !is_of_host {

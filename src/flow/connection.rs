@@ -158,7 +158,7 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
 
 /// Builds what the task's requests are searched with, at the first request of the task. This may take long for a task with
 /// many credentials, so it must not occupy a thread that serves connections.
-async fn prepare(policy: &Policy, caller: &Caller) {
+pub(super) async fn prepare(policy: &Policy, caller: &Caller) {
     let Some(task) = policy.task(caller.task()).filter(|task| !task.is_prepared()).cloned() else { return };
     // If the thread fails, the first use builds it.
     let _ = tokio::task::spawn_blocking(move || task.prepare()).await;

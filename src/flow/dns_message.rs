@@ -14,6 +14,9 @@ const TTL: u32 = 60;
 /// The longest message that is taken over UDP, in bytes, as EDNS says it (RFC 6891 §6.2.5; no answer is as long).
 const MAX_UDP: u16 = 1232;
 
+/// The most additional records of a query: options (OPT), and a signature.
+const MAX_ADDITIONAL: u16 = 4;
+
 /// A query for one name.
 pub(super) struct Question {
     id: u16,
@@ -28,10 +31,10 @@ pub(super) enum Kind {
     /// The addresses of a family.
     V4,
     V6,
-    /// Other ways to the host, which do not exist: the answer is empty (RFC 9460).
-    Service,
-    /// Anything else is not answered.
-    Other(RecordType),
+    /// Records that carry free text, or all records: they are refused.
+    Refused(RecordType),
+    /// Other records, such as those of other ways to the host (RFC 9460). There are none.
+    Other,
 }
 
 /// The answer to a query.
@@ -60,10 +63,17 @@ impl Question {
             return Err(None);
         }
         let refused = |code| Err(Some(error(id, code)));
-        let Ok(message) = Message::from_vec(bytes) else { return refused(ResponseCode::FormErr) };
-        if message.metadata.op_code != OpCode::Query {
+        // The counts of the sections, for which memory is reserved.
+        let counts = [[header[4], header[5]], [header[6], header[7]], [header[8], header[9]], [header[10], header[11]]];
+        let [questions, answers, authorities, additional] = counts.map(u16::from_be_bytes);
+        let is_query = header[2] & 0x78 == 0;
+        if !is_query {
             return refused(ResponseCode::NotImp);
         }
+        if questions != 1 || answers != 0 || authorities != 0 || additional > MAX_ADDITIONAL {
+            return refused(ResponseCode::FormErr);
+        }
+        let Ok(message) = Message::from_vec(bytes) else { return refused(ResponseCode::FormErr) };
         if message.edns.as_ref().is_some_and(|edns| edns.version() != 0) {
             return refused(ResponseCode::BADVERS);
         }
@@ -89,8 +99,8 @@ impl Question {
         match self.asked.query_type() {
             RecordType::A => Kind::V4,
             RecordType::AAAA => Kind::V6,
-            RecordType::HTTPS | RecordType::SVCB => Kind::Service,
-            other => Kind::Other(other),
+            refused @ (RecordType::TXT | RecordType::NULL | RecordType::ANY) => Kind::Refused(refused),
+            _ => Kind::Other,
         }
     }
 
@@ -110,7 +120,7 @@ impl Question {
             let data = match self.kind() {
                 Kind::V4 => found.v4.map(|ip| RData::A(A(ip))),
                 Kind::V6 => found.v6.map(|ip| RData::AAAA(AAAA(ip))),
-                Kind::Service | Kind::Other(_) => None,
+                Kind::Refused(_) | Kind::Other => None,
             };
             message.answers.extend(data.map(|data| Record::from_rdata(self.asked.name().clone(), TTL, data)));
         }
@@ -128,5 +138,7 @@ impl Question {
 fn error(id: u16, code: ResponseCode) -> Vec<u8> {
     let mut message = Message::new(id, MessageType::Response, OpCode::Query);
     message.metadata.response_code = code;
+    // This code does not fit into the header (RFC 6891 §6.1.3).
+    message.edns = (code == ResponseCode::BADVERS).then(Edns::new);
     message.to_vec().unwrap_or_default()
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
 
 use crate::model::host::HostName;
 use crate::model::name::TaskName;
@@ -33,6 +34,8 @@ pub(crate) struct SyntheticAddresses {
     ranges: Vec<IpNet>,
     /// The number of addresses in the smallest of them.
     size: u32,
+    /// Makes the order of the names unknown to tasks: they could find out which addresses those of others have.
+    key: Zeroizing<[u8; 32]>,
     assigned: Mutex<Assigned>,
 }
 
@@ -59,15 +62,15 @@ struct TaskUsage {
 }
 
 impl SyntheticAddresses {
-    /// Creates the map. No address is assigned.
-    pub(crate) fn new(ranges: &[IpNet]) -> Self {
+    /// Creates the map. No address is assigned. With the same secret, names get the same addresses after a restart.
+    pub(crate) fn new(ranges: &[IpNet], key: Zeroizing<[u8; 32]>) -> Self {
         // Not the addresses of the network itself and of its broadcast.
         let size = |range: &IpNet| {
             let bits = range.max_prefix_len().saturating_sub(range.prefix_len()).min(24);
             (1_u32 << bits).saturating_sub(2)
         };
         let smallest = ranges.iter().map(size).min().unwrap_or_default();
-        Self { ranges: ranges.to_vec(), size: smallest, assigned: Mutex::default() }
+        Self { ranges: ranges.to_vec(), size: smallest, key, assigned: Mutex::default() }
     }
 
     /// Returns whether an address is in one of the ranges.
@@ -76,15 +79,20 @@ impl SyntheticAddresses {
     }
 
     /// Returns the addresses of a name, and whether they have been assigned just now. They are the same after a restart, unless
-    /// another name came first. Returns `None` if there are too many names.
-    pub(crate) fn of_name(&self, task: &TaskName, name: &HostName, now: Instant) -> Option<(Synthetic, bool)> {
-        self.assign_if(task, name, now, |_| true)
+    /// another name came first. Returns `None` if there are too many names: the `tasks` of the policy share them alike.
+    pub(crate) fn of_name(
+        &self,
+        (task, tasks): (&TaskName, usize),
+        name: &HostName,
+        now: Instant,
+    ) -> Option<(Synthetic, bool)> {
+        self.assign_if((task, tasks), name, now, |_| true)
     }
 
     /// Assigns addresses to a name that has none only if they are accepted.
     fn assign_if(
         &self,
-        task: &TaskName,
+        (task, tasks): (&TaskName, usize),
         name: &HostName,
         now: Instant,
         is_accepted: impl FnOnce(Synthetic) -> bool,
@@ -98,10 +106,12 @@ impl SyntheticAddresses {
         }
         // At least half of the range stays free, so the search is short.
         let half = usize::try_from(self.size / 2).unwrap_or(usize::MAX);
-        if !assigned.has_room_for(task, now) || !assigned.has_room(half.min(MAX_TOTAL), now) {
+        let most = half.min(MAX_TOTAL);
+        let share = most.checked_div(tasks.max(1)).unwrap_or_default().min(MAX_NAMES);
+        if !assigned.has_room_for(task, share, now) || !assigned.has_room(most, now) {
             return None;
         }
-        let mut number = first_number(task, name).checked_rem(self.size)?;
+        let mut number = self.first_number(task, name).checked_rem(self.size)?;
         while assigned.by_number.contains_key(&number) {
             number = number.saturating_add(1).checked_rem(self.size)?;
         }
@@ -125,12 +135,28 @@ impl SyntheticAddresses {
     }
 
     /// Returns whether an address stands for a name of a task. The lookup may have been before a restart.
-    pub(crate) fn leads_to(&self, task: &TaskName, name: &HostName, ip: IpAddr, now: Instant) -> bool {
+    pub(crate) fn leads_to(
+        &self,
+        (task, tasks): (&TaskName, usize),
+        name: &HostName,
+        ip: IpAddr,
+        now: Instant,
+    ) -> bool {
         let is_of = |found: Synthetic| match ip {
             IpAddr::V4(ip) => found.v4 == Some(ip),
             IpAddr::V6(ip) => found.v6 == Some(ip),
         };
-        self.assign_if(task, name, now, is_of).is_some_and(|(found, _)| is_of(found))
+        self.assign_if((task, tasks), name, now, is_of).is_some_and(|(found, _)| is_of(found))
+    }
+
+    /// Returns the number at which the search for a free one begins.
+    fn first_number(&self, task: &TaskName, name: &HostName) -> u32 {
+        let mut hash = Sha256::new();
+        hash.update(&*self.key);
+        hash.update(task.as_str());
+        hash.update([0]);
+        hash.update(name.as_str());
+        hash.finalize().first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
     }
 
     fn at(&self, number: u32) -> Synthetic {
@@ -163,9 +189,9 @@ impl SyntheticAddresses {
 }
 
 impl Assigned {
-    /// Returns whether a task may have another name. If it has too many, the one that was unused for longest makes room.
-    fn has_room_for(&mut self, task: &TaskName, now: Instant) -> bool {
-        let Some(usage) = self.tasks.get_mut(task).filter(|usage| usage.names >= MAX_NAMES) else { return true };
+    /// Returns whether a task may have another name, of fewer than `share`. If it has as many, the one that was unused for longest makes room.
+    fn has_room_for(&mut self, task: &TaskName, share: usize, now: Instant) -> bool {
+        let Some(usage) = self.tasks.get_mut(task).filter(|usage| usage.names >= share) else { return true };
         if usage.full_until.is_some_and(|until| now < until) {
             return false;
         }
@@ -174,7 +200,7 @@ impl Assigned {
             Ok(number) => self.remove(number),
             Err(until) => usage.full_until = until,
         }
-        self.tasks.get(task).is_none_or(|usage| usage.names < MAX_NAMES)
+        self.tasks.get(task).is_none_or(|usage| usage.names < share)
     }
 
     /// Returns whether there may be another name, of fewer than `most`. That of any task that was unused for longest makes room.
@@ -211,15 +237,6 @@ fn oldest<'e>(entries: impl Iterator<Item = (&'e u32, &'e Entry)>, now: Instant)
     if free_at.is_some_and(|at| at <= now) { Ok(*number) } else { Err(free_at) }
 }
 
-/// Returns the number at which the search for a free one begins.
-fn first_number(task: &TaskName, name: &HostName) -> u32 {
-    let mut hash = Sha256::new();
-    hash.update(task.as_str());
-    hash.update([0]);
-    hash.update(name.as_str());
-    hash.finalize().first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,7 +250,10 @@ mod tests {
     }
 
     fn map(ranges: &[&str]) -> SyntheticAddresses {
-        SyntheticAddresses::new(&ranges.iter().map(|range| range.parse().unwrap()).collect::<Vec<_>>())
+        SyntheticAddresses::new(
+            &ranges.iter().map(|range| range.parse().unwrap()).collect::<Vec<_>>(),
+            Zeroizing::new([7; 32]),
+        )
     }
 
     #[test]
@@ -244,16 +264,16 @@ mod tests {
         for task in &tasks {
             for n in 0..500 {
                 let name = name(&format!("n{n}.test"));
-                let (found, is_new) = map.of_name(task, &name, now).unwrap();
+                let (found, is_new) = map.of_name((task, 1), &name, now).unwrap();
                 assert!(is_new);
-                assert_eq!(map.of_name(task, &name, now), Some((found, false)));
+                assert_eq!(map.of_name((task, 1), &name, now), Some((found, false)));
                 for ip in [IpAddr::from(found.v4.unwrap()), found.v6.unwrap().into()] {
                     assert!(seen.insert(ip) && map.contains(ip), "{ip}");
                     assert_eq!(map.name_at(task, ip, now), Some(name.clone()));
-                    assert!(map.leads_to(task, &name, ip, now));
+                    assert!(map.leads_to((task, 1), &name, ip, now));
                     let other = if *task == tasks[0] { &tasks[1] } else { &tasks[0] };
                     assert_eq!(map.name_at(other, ip, now), None);
-                    assert!(!map.leads_to(other, &name, ip, now));
+                    assert!(!map.leads_to((other, 1), &name, ip, now));
                 }
             }
         }
@@ -267,31 +287,31 @@ mod tests {
     fn addresses_are_the_same_after_a_restart() {
         let (before, after, now) = (map(&["198.18.0.0/15"]), map(&["198.18.0.0/15"]), Instant::now());
         let task = TaskName::new("a");
-        let (found, _) = before.of_name(&task, &name("api.test"), now).unwrap();
-        assert!(after.leads_to(&task, &name("api.test"), found.v4.unwrap().into(), now));
-        assert!(!after.leads_to(&task, &name("other.test"), found.v4.unwrap().into(), now));
+        let (found, _) = before.of_name((&task, 1), &name("api.test"), now).unwrap();
+        assert!(after.leads_to((&task, 1), &name("api.test"), found.v4.unwrap().into(), now));
+        assert!(!after.leads_to((&task, 1), &name("other.test"), found.v4.unwrap().into(), now));
     }
 
     #[test]
     fn a_full_task_reuses_what_has_long_been_unused_and_nothing_of_others() {
         let (map, now) = (map(&["198.18.0.0/15"]), Instant::now());
         let (full, other) = (TaskName::new("full"), TaskName::new("other"));
-        let (others, _) = map.of_name(&other, &name("old.test"), now).unwrap();
+        let (others, _) = map.of_name((&other, 1), &name("old.test"), now).unwrap();
         for n in 0..MAX_NAMES {
             let used = now + Duration::from_secs(u64::try_from(n).unwrap());
-            assert!(map.of_name(&full, &name(&format!("n{n}.test")), used).is_some());
+            assert!(map.of_name((&full, 1), &name(&format!("n{n}.test")), used).is_some());
         }
         let late = now + REUSE_AFTER - Duration::from_millis(1);
-        assert_eq!(map.of_name(&full, &name("new.test"), late), None);
+        assert_eq!(map.of_name((&full, 1), &name("new.test"), late), None);
         // The first one is used again, so the second one is the oldest.
-        let (first, _) = map.of_name(&full, &name("n0.test"), late).unwrap();
-        assert_eq!(map.of_name(&full, &name("new.test"), now + REUSE_AFTER), None);
+        let (first, _) = map.of_name((&full, 1), &name("n0.test"), late).unwrap();
+        assert_eq!(map.of_name((&full, 1), &name("new.test"), now + REUSE_AFTER), None);
         let later = now + REUSE_AFTER + Duration::from_secs(1);
-        assert!(map.of_name(&full, &name("new.test"), later).is_some());
+        assert!(map.of_name((&full, 1), &name("new.test"), later).is_some());
         assert_eq!(map.name_at(&full, first.v4.unwrap().into(), later), Some(name("n0.test")));
         assert_eq!(map.name_at(&other, others.v4.unwrap().into(), later), Some(name("old.test")));
         // The next one is younger.
-        assert_eq!(map.of_name(&full, &name("newer.test"), later), None);
+        assert_eq!(map.of_name((&full, 1), &name("newer.test"), later), None);
         let size = map.assigned.lock().by_number.len();
         assert_eq!((size, map.assigned.lock().numbers.len()), (MAX_NAMES + 1, MAX_NAMES + 1));
     }
@@ -299,16 +319,24 @@ mod tests {
     #[test]
     fn a_small_range_is_never_more_than_half_full() {
         let (map, now, task) = (map(&["127.18.0.0/24", "fd00::/64"]), Instant::now(), TaskName::new("a"));
-        let taken = (0..300).filter(|n| map.of_name(&task, &name(&format!("n{n}.test")), now).is_some()).count();
+        let taken = (0..300).filter(|n| map.of_name((&task, 1), &name(&format!("n{n}.test")), now).is_some()).count();
         assert_eq!(taken, 127);
         // The address of another task makes room, and tells that task nothing any more.
         let (other, later) = (TaskName::new("b"), now + REUSE_AFTER);
-        assert_eq!(map.of_name(&other, &name("b.test"), later - Duration::from_millis(1)), None);
-        let (found, _) = map.of_name(&other, &name("b.test"), later).unwrap();
+        assert_eq!(map.of_name((&other, 1), &name("b.test"), later - Duration::from_millis(1)), None);
+        let (found, _) = map.of_name((&other, 1), &name("b.test"), later).unwrap();
         assert_eq!(map.name_at(&task, found.v4.unwrap().into(), later), None);
         assert_eq!(map.assigned.lock().by_number.len(), 127);
-        let tasks = &map.assigned.lock().tasks;
-        assert_eq!((tasks[&task].names, tasks[&other].names), (126, 1));
-        assert_eq!(SyntheticAddresses::new(&[]).of_name(&task, &name("a.test"), now), None);
+        let names = |task: &TaskName| map.assigned.lock().tasks[task].names;
+        assert_eq!((names(&task), names(&other)), (126, 1));
+        // Of several tasks, none can take the share of another.
+        let map = self::map(&["127.18.0.0/24"]);
+        let taken = (0..300).filter(|n| map.of_name((&task, 2), &name(&format!("n{n}.test")), now).is_some()).count();
+        assert_eq!(taken, 63);
+        assert!(map.of_name((&other, 2), &name("b.test"), now).is_some());
+        assert_eq!(
+            SyntheticAddresses::new(&[], Zeroizing::new([7; 32])).of_name((&task, 1), &name("a.test"), now),
+            None
+        );
     }
 }

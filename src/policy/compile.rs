@@ -20,7 +20,7 @@ use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
 use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, local_stores, log_values, minted};
 use super::secret_store_file::SecretStores;
-use super::settings::{LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
+use super::settings::{DnsServer, LedgerAt, ListenAt, ListenerMode, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
@@ -243,6 +243,13 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
         findings.unavailable(context, "ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
     }
     listeners::check(&settings.proxy, policy, findings);
+    let is_own = |server: &DnsServer| {
+        let dns = settings.proxy.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns);
+        matches!(server, DnsServer::Plain(at) if dns.into_iter().any(|listener| listener.at.tcp() == Some(*at)))
+    };
+    if settings.dns.servers.iter().any(is_own) {
+        findings.problem("dns.servers", "a listener of the proxy itself, which asks nobody", "another server");
+    }
     check_own_listeners(settings, findings);
     let tls = settings.proxy.tls.iter();
     let files = tls.flat_map(|tls| {
@@ -695,6 +702,13 @@ pub(super) mod tests {
                 "cidr_tasks",
             ),
             ("[dns]\nsynthetic_ranges = [\"8.8.0.0/16\"]", "dns.synthetic_ranges[0]", "198.18.0.0/15"),
+            ("[dns]\nsynthetic_ranges = [\"192.168.0.0/13\"]", "dns.synthetic_ranges[0]", "198.18.0.0/15"),
+            ("[dns]\nsynthetic_ranges = [\"224.0.0.0/8\"]", "dns.synthetic_ranges[0]", "198.18.0.0/15"),
+            (
+                "[dns]\nservers = [\"127.0.0.1:53\"]\n[[proxy.listeners]]\nlisten = \"127.0.0.1:53\"\nmode = \"dns\"\ntask = \"t\"\n[tasks.t]",
+                "dns.servers",
+                "another server",
+            ),
             ("[dns]\nsynthetic_ranges = [\"10.0.0.0/30\"]", "dns.synthetic_ranges[0]", "8 to 24"),
             (
                 "[dns]\nsynthetic_ranges = [\"10.0.0.0/16\", \"10.1.0.0/16\"]",

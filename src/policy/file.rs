@@ -283,8 +283,9 @@ fn synthetic_ranges(s: &mut Section<'_>, findings: &Findings) -> Vec<IpNet> {
             let suggestion = format!("a prefix length of {shortest} to {longest}");
             findings.problem(&at, "the range is too small or too large", suggestion);
         }
-        if address::classify(range.network()) == Class::Public {
-            findings.problem(&at, "servers of the internet have such addresses", "\"198.18.0.0/15\"");
+        let (first, last) = (address::classify(range.network()), address::classify(range.broadcast()));
+        if first != last || !matches!(first, Class::Special(_)) || range.network().is_multicast() {
+            findings.problem(&at, "it is not within one block of addresses that no server has", "\"198.18.0.0/15\"");
         }
         if given.iter().take(i).any(|other| other.addr().is_ipv4() == range.addr().is_ipv4()) {
             findings.problem(&at, "there is another range of this family", "one range of each family");

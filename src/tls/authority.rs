@@ -12,7 +12,10 @@ use rcgen::{CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, Issue
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{NoServerSessionStorage, ProducesTickets};
+use sha2::{Digest, Sha256};
 use time::{OffsetDateTime, Time};
+
+use zeroize::Zeroizing;
 
 use super::ca_files::{self, BACKDATED, Ca, CaFiles, now, serial};
 use super::provider;
@@ -91,6 +94,18 @@ impl Authority {
         let files = CaFiles::new(cert, key);
         let signer = Signer::new(files.load_or_create()?)?;
         Ok(Self::new(Some(files), signer))
+    }
+
+    /// Returns a secret for another purpose, which is the same after a restart with the same CA.
+    #[must_use]
+    pub fn derived_secret(&self, purpose: &str) -> Zeroizing<[u8; 32]> {
+        let signer = self.signer.read().clone();
+        let key = Zeroizing::new(signer.issuer.key().serialize_der());
+        let mut hash = Sha256::new();
+        hash.update(purpose);
+        hash.update([0]);
+        hash.update(&*key);
+        Zeroizing::new(hash.finalize().into())
     }
 
     /// Reads the CA, or returns `None` if it does not exist.

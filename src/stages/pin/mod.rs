@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use hickory_resolver::Resolver as Hickory;
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ProtocolConfig, ResolveHosts, ResolverConfig};
 use hickory_resolver::proto::rr::{Name, RecordType};
+use ipnet::IpNet;
 use moka::sync::Cache;
 use parking_lot::RwLock;
 use prometheus_client::metrics::counter::Counter;
@@ -109,6 +110,8 @@ impl PinnedTarget {
 pub struct OwnEndpoints {
     /// The proxy and admin listeners. A connection to them would be a loop.
     pub listeners: Vec<SocketAddr>,
+    /// The ranges that a DNS listener answers with, if there is one. Nobody is at their addresses.
+    pub synthetic: Vec<IpNet>,
 }
 
 /// A server of the proxy's own.
@@ -379,6 +382,10 @@ impl Resolver {
                 refused("address: the proxy's own listener");
                 return Err(Deny::LoopDetected.into());
             }
+            if self.own.synthetic.iter().any(|range| range.contains(&canonical(*address).ip())) {
+                refused("address: one that stands for a name (dns.synthetic_ranges)");
+                return Err(Deny::AddressNotAllowed.into());
+            }
             if self.is_dns_server(*address) {
                 refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
@@ -581,7 +588,7 @@ mod tests {
 
     #[test]
     fn detects_own_listeners_in_all_address_forms() {
-        let own = |listen: &str| OwnEndpoints { listeners: vec![listen.parse().unwrap()] };
+        let own = |listen: &str| OwnEndpoints { listeners: vec![listen.parse().unwrap()], ..OwnEndpoints::default() };
         let rows = [
             ("127.0.0.1:3128", "127.0.0.1:3128", true),
             ("127.0.0.1:3128", "[::ffff:127.0.0.1]:3128", true),

@@ -8,32 +8,34 @@ use tokio_rustls::TlsConnector;
 
 use std::sync::Arc;
 
-use crate::lab::captured::{self, query, synthetic};
+use crate::lab::captured::{self, Synthetic, query};
 use crate::lab::client::{Reply, h1, read_to_end};
 use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT};
 
-async fn start(more: &str) -> (Lab, Origin, Origin) {
+async fn start(more: &str) -> (Lab, Synthetic, Origin, Origin) {
     let builder = LabBuilder::new().await;
     let (origin, plain) = (builder.origin("api.test").await, Origin::http().await);
-    for name in ["other.test", "plain.test", "x.wild.test"] {
+    for name in ["other.test", "plain.test", "plain2.test", "x.wild.test"] {
         builder.dns.set(name, &["127.0.0.1"]);
     }
     let (port, http) = (origin.port(), plain.port());
-    let listeners = captured::listeners(&[
+    let at = Synthetic::of(builder.dir.path());
+    let listeners = at.listeners(&[
         ("api.test", port),
         ("other.test", port),
         ("plain.test", http),
+        ("plain2.test", http),
         ("opaque.test", port),
         ("unused.test", port),
     ]);
     let text = format!(
         "{listeners}{more}[integrations.api]\nallowed_domains = [\"api.test\", \"other.test\", \"*.wild.test\"]\nports = [{port}]\n\
          [integrations.opaque]\nallowed_domains = [\"opaque.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
-         [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{http}]\nplain_http = true\n\
+         [integrations.plain]\nallowed_domains = [\"plain.test\", \"plain2.test\"]\nports = [{http}]\nplain_http = true\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"api\", \"plain\", \"opaque\"]\ncredentials = [\"KEY\"]\n",
     );
-    (builder.proxy(&text).await, origin, plain)
+    (builder.proxy(&text).await, at, origin, plain)
 }
 
 /// Opens a TLS connection, with a server name or without one.
@@ -55,8 +57,9 @@ async fn get(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin +
 
 #[tokio::test]
 async fn names_that_the_task_may_reach_have_an_address_and_nothing_is_asked() {
-    let (lab, ..) = start("").await;
-    let ok = |name: &str| (ResponseCode::NoError, vec![synthetic(name).to_string()]);
+    let (lab, at, ..) = start("").await;
+    let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let ok = |name: &str| (ResponseCode::NoError, vec![at.address(name).to_string()]);
     let no_name = (ResponseCode::NXDomain, Vec::new());
     let empty = (ResponseCode::NoError, Vec::new());
     let refused = (ResponseCode::Refused, Vec::new());
@@ -68,30 +71,25 @@ async fn names_that_the_task_may_reach_have_an_address_and_nothing_is_asked() {
         // There is no IPv6 range here.
         ("api.test.", RecordType::AAAA, empty.clone(), None),
         ("api.test.", RecordType::HTTPS, empty.clone(), None),
-        ("api.test.", RecordType::SVCB, empty, None),
+        ("api.test.", RecordType::SVCB, empty.clone(), None),
         ("api.test.", RecordType::TXT, refused.clone(), Some(("refused", Some("not_implemented")))),
         ("api.test.", RecordType::NULL, refused.clone(), Some(("refused", Some("not_implemented")))),
-        ("api.test.", RecordType::ANY, refused.clone(), Some(("refused", Some("not_implemented")))),
+        ("api.test.", RecordType::ANY, refused, Some(("refused", Some("not_implemented")))),
         ("evil.test.", RecordType::A, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
         ("evil.test.", RecordType::TXT, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
         ("evil.test.", RecordType::HTTPS, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
         ("wild.test.", RecordType::A, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
         ("127.0.0.1.", RecordType::A, no_name.clone(), Some(("refused", Some("target_malformed")))),
         (".", RecordType::A, no_name.clone(), Some(("refused", Some("target_malformed")))),
-        ("1.0.0.127.in-addr.arpa.", RecordType::PTR, no_name, Some(("refused", Some("host_not_allowed")))),
-        (
-            "6161616161616161616161616161616161616161616161616161616161616161.wild.test.",
-            RecordType::A,
-            refused,
-            Some(("refused", Some("leak_detected"))),
-        ),
+        ("1.0.0.127.in-addr.arpa.", RecordType::PTR, no_name.clone(), Some(("refused", Some("host_not_allowed")))),
+        ("api.test.", RecordType::SRV, empty, None),
+        ("LEAK", RecordType::A, no_name.clone(), Some(("refused", Some("leak_detected")))),
+        // A resolver repeats a query, and asks for other types: it is one find.
+        ("LEAK", RecordType::A, no_name.clone(), None),
+        ("LEAK", RecordType::AAAA, no_name, None),
     ];
     for (name, kind, want, line) in rows {
-        let name = if line == Some(("refused", Some("leak_detected"))) {
-            format!("{}.wild.test.", KEY.bytes().map(|byte| format!("{byte:02x}")).collect::<String>())
-        } else {
-            name.to_owned()
-        };
+        let name = if name == "LEAK" { format!("{hex}.wild.test.") } else { name.to_owned() };
         let before = lab.audit().await.len();
         let mut all = lab.ask_dns(&query(&name, kind)).await;
         assert_eq!(captured::read(&all), want, "{name} {kind}");
@@ -104,7 +102,7 @@ async fn names_that_the_task_may_reach_have_an_address_and_nothing_is_asked() {
         assert!(lines.iter().all(|line| line["tool"] == "dns" && line["task"] == "t"), "{lines:?}");
     }
     assert!(lab.dns.all_queries().is_empty(), "nothing was asked");
-    assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(&KEY.to_lowercase()));
+    assert!(!std::fs::read_to_string(lab.audit_file()).unwrap().contains(&hex));
 }
 
 #[tokio::test]
@@ -120,6 +118,9 @@ async fn what_is_no_query_is_answered_with_its_code_or_not_at_all() {
     let rows = [
         (with(2, 0x28), ResponseCode::NotImp),
         (with(5, 2), ResponseCode::FormErr),
+        (with(4, 0xff), ResponseCode::FormErr),
+        (with(6, 0xff), ResponseCode::FormErr),
+        (with(10, 0xff), ResponseCode::FormErr),
         (with(5, 0), ResponseCode::FormErr),
         (with(good.len() - 1, 3), ResponseCode::Refused),
         (looped, ResponseCode::FormErr),
@@ -144,14 +145,14 @@ async fn what_is_no_query_is_answered_with_its_code_or_not_at_all() {
 
 #[tokio::test]
 async fn queries_over_tcp_may_be_cut_anywhere_and_follow_each_other() {
-    let (lab, ..) = start("").await;
+    let (lab, at, ..) = start("").await;
     let framed = |query: &[u8]| [&u16::try_from(query.len()).unwrap().to_be_bytes()[..], query].concat();
     let all = framed(&query("api.test.", RecordType::A));
     let read = async |stream: &mut TcpStream| {
         let length = usize::from(stream.read_u16().await.unwrap());
         let mut answer = vec![0; length];
         stream.read_exact(&mut answer).await.unwrap();
-        assert_eq!(captured::read(&answer), (ResponseCode::NoError, vec![synthetic("api.test").to_string()]));
+        assert_eq!(captured::read(&answer), (ResponseCode::NoError, vec![at.address("api.test").to_string()]));
     };
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
     let connect = async || {
@@ -159,11 +160,11 @@ async fn queries_over_tcp_may_be_cut_anywhere_and_follow_each_other() {
         stream.set_nodelay(true).unwrap();
         stream
     };
-    for at in 1..all.len() {
+    for cut in 1..all.len() {
         let mut stream = connect().await;
-        stream.write_all(&all[..at]).await.unwrap();
+        stream.write_all(&all[..cut]).await.unwrap();
         tokio::task::yield_now().await;
-        stream.write_all(&[&all[at..], &all[..]].concat()).await.unwrap();
+        stream.write_all(&[&all[cut..], &all[..]].concat()).await.unwrap();
         read(&mut stream).await;
         read(&mut stream).await;
     }
@@ -174,68 +175,133 @@ async fn queries_over_tcp_may_be_cut_anywhere_and_follow_each_other() {
 
 #[tokio::test]
 async fn a_captured_connection_is_the_tunnel_of_a_connect() {
-    let (lab, origin, plain) = start("").await;
+    let (lab, at, origin, plain) = start("").await;
     let (port, to) = (origin.port(), format!("api.test:{}", origin.port()));
-    let at = |name: &str, port: u16| format!("{}:{port}", synthetic(name));
+    let place = |name: &str, port: u16| format!("{}:{port}", at.address(name));
     // Whether the name has been looked up before or not, as after a restart.
     for is_looked_up in [false, true] {
         if is_looked_up {
             lab.lookup("api.test.", RecordType::A).await;
         }
         let before = lab.audit().await.len();
-        let stream = tls(&lab, captured::connect("api.test", port).await, Some("api.test")).await.unwrap();
+        let stream = tls(&lab, at.connect("api.test", port).await, Some("api.test")).await.unwrap();
         assert_eq!(get(stream, &to).await.status, 200);
-        for line in lab.audit().await.split_off(before) {
+        let lines = lab.audit().await.split_off(before);
+        assert!(lines.len() >= 2, "{lines:?}");
+        for line in lines {
             assert_eq!((&line["task"], &line["host"]), (&"t".into(), &"api.test".into()), "{line}");
-            assert!(line["event"] == "looked_up" || line["original"] == at("api.test", port), "{line}");
+            assert!(line["event"] == "looked_up" || line["original"] == place("api.test", port), "{line}");
         }
     }
     // Without SNI, the lookup tells the name.
-    let stream = tls(&lab, captured::connect("api.test", port).await, None).await.unwrap();
+    let stream = tls(&lab, at.connect("api.test", port).await, None).await.unwrap();
     assert_eq!(get(stream, &to).await.status, 200);
     assert_eq!(origin.last().uri.path(), "/");
     // HTTP without Host, too.
     let to = format!("plain.test:{}", plain.port());
-    assert_eq!(get(captured::connect("plain.test", plain.port()).await, &to).await.status, 200);
+    assert_eq!(get(at.connect("plain.test", plain.port()).await, &to).await.status, 200);
     let line = lab.ended(lab.audit().await.iter().filter(|line| line["event"] == "closed").count() - 1).await;
-    assert_eq!((&line["host"], &line["original"]), (&"plain.test".into(), &at("plain.test", plain.port()).into()));
+    assert_eq!((&line["host"], &line["original"]), (&"plain.test".into(), &place("plain.test", plain.port()).into()));
     lab.lookup("plain.test.", RecordType::A).await;
-    let mut stream = captured::connect("plain.test", plain.port()).await;
+    let mut stream = at.connect("plain.test", plain.port()).await;
     stream.write_all(b"GET /old HTTP/1.0\r\n\r\n").await.unwrap();
     let reply = read_to_end(&mut stream).await;
     assert!(reply.contains(" 200 "), "{reply}");
     // The own paths of the proxy are those of the server here.
     let request = http::Request::builder().uri("/v1/self").header("host", &to).body(lab::client::empty()).unwrap();
-    let reply = Reply::read(h1(captured::connect("plain.test", plain.port()).await, request).await).await;
+    let reply = Reply::read(h1(at.connect("plain.test", plain.port()).await, request).await).await;
     assert_eq!((reply.status.as_u16(), plain.last().uri.path()), (200, "/v1/self"));
     // Several requests on one connection.
-    let mut stream = captured::connect("plain.test", plain.port()).await;
+    let mut stream = at.connect("plain.test", plain.port()).await;
     let request =
         format!("GET /1 HTTP/1.1\r\nHost: {to}\r\n\r\nGET /2 HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     assert_eq!(read_to_end(&mut stream).await.matches("HTTP/1.1 200").count(), 2);
 }
 
+/// EDNS, and an IPv6 range.
+#[tokio::test]
+async fn options_are_answered_and_each_family_has_its_range() {
+    let builder = LabBuilder::new().await;
+    let text = "[dns]\nsynthetic_ranges = [\"fd65:7861:6174::/96\"]\n[[proxy.listeners]]\nlisten = \"127.0.0.1:0\"\nmode = \"dns\"\n\
+                task = \"t\"\n[integrations.a]\nallowed_domains = [\"api.test\"]\n[tasks.t]\nintegrations = [\"a\"]\n";
+    let lab = builder.proxy(text).await;
+    assert_eq!(lab.lookup("api.test.", RecordType::A).await, (ResponseCode::NoError, Vec::new()));
+    let (code, found) = lab.lookup("api.test.", RecordType::AAAA).await;
+    assert_eq!((code, found.len()), (ResponseCode::NoError, 1));
+    assert!(found[0].starts_with("fd65:7861:6174::"), "{found:?}");
+    // BADVERS, which has the number of BADSIG.
+    for (version, want) in [(0, 0_u16), (1, 16)] {
+        // OPT (RFC 6891): the root, the type, the size, the extended code, the version, flags, no options.
+        let mut query = query("api.test.", RecordType::AAAA);
+        query[11] = 1;
+        query.extend([0, 0, 41, 0x10, 0, 0, version, 0, 0, 0, 0]);
+        let answer = lab.ask_dns(&query).await;
+        let message = hickory_resolver::proto::op::Message::from_vec(&answer).unwrap();
+        assert_eq!((u16::from(message.metadata.response_code), message.edns.is_some()), (want, true), "{version}");
+    }
+}
+
+#[tokio::test]
+async fn other_tasks_and_unknown_clients_have_no_part_in_the_names() {
+    let builder = LabBuilder::new().await;
+    let text = "[dns]\nsynthetic_ranges = [\"127.18.0.0/24\"]\n\
+                [[proxy.listeners]]\nlisten = \"127.0.0.1:0\"\nmode = \"dns\"\n\
+                cidr_tasks = { \"127.0.0.1/32\" = \"t\", \"127.0.0.2/32\" = \"u\" }\n\
+                [integrations.a]\nallowed_domains = [\"*.a.test\"]\n[integrations.b]\nallowed_domains = [\"*.a.test\", \"b.test\"]\n\
+                [tasks.t]\nintegrations = [\"a\"]\n[tasks.u]\nintegrations = [\"b\"]\n";
+    let lab = builder.proxy(text).await;
+    let ask = async |from: &str, name: &str| {
+        let socket = tokio::net::UdpSocket::bind((from, 0)).await.unwrap();
+        socket.connect(lab.dns_listener()).await.unwrap();
+        socket.send(&query(name, RecordType::A)).await.unwrap();
+        let mut answer = vec![0; 2000];
+        let length = tokio::time::timeout(TIMEOUT, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+        captured::read(&answer[..length])
+    };
+    assert_eq!(ask("127.0.0.3", "x.a.test.").await.0, ResponseCode::Refused);
+    assert_eq!(lab.audit().await[0]["code"], "caller_unknown");
+    // A half of 254 addresses, for two tasks.
+    let mut codes = Vec::new();
+    for n in 0..70 {
+        codes.push(ask("127.0.0.1", &format!("n{n}.a.test.")).await.0);
+    }
+    assert_eq!(codes.iter().filter(|code| **code == ResponseCode::NoError).count(), 63, "{codes:?}");
+    assert_eq!(codes[63], ResponseCode::ServFail);
+    let [one, two] = [ask("127.0.0.1", "n0.a.test.").await, ask("127.0.0.2", "n0.a.test.").await];
+    assert!(one.0 == ResponseCode::NoError && two.0 == ResponseCode::NoError && one.1 != two.1, "{one:?} {two:?}");
+    assert_eq!(ask("127.0.0.1", "b.test.").await.0, ResponseCode::NXDomain);
+    assert_eq!(ask("127.0.0.2", "b.test.").await.0, ResponseCode::NoError);
+    // More than the rate allows at once.
+    let mut refused = 0;
+    for _ in 0..2000 {
+        refused += usize::from(ask("127.0.0.2", "b.test.").await.0 == ResponseCode::Refused);
+    }
+    assert!(refused > 0, "the rate is limited");
+    assert_eq!(lab.audit().await.iter().filter(|line| line["code"] == "rate_limited").count(), refused);
+    assert_eq!(ask("127.0.0.1", "n1.a.test.").await.0, ResponseCode::NoError, "not that of the other task");
+}
+
 #[tokio::test]
 async fn a_client_hello_may_be_cut_anywhere() {
-    let (lab, origin, _) = start("").await;
+    let (lab, at, origin, _) = start("").await;
     let config = lab.client_tls_config(&["http/1.1"]);
     let mut client = rustls::ClientConnection::new(Arc::new(config), "api.test".try_into().unwrap()).unwrap();
     let mut hello = Vec::new();
     client.write_tls(&mut hello).unwrap();
-    for at in (1..hello.len()).step_by(7).chain([hello.len() - 1]) {
-        let mut stream = captured::connect("api.test", origin.port()).await;
-        stream.write_all(&hello[..at]).await.unwrap();
+    for cut in (1..hello.len()).step_by(7).chain([hello.len() - 1]) {
+        let mut stream = at.connect("api.test", origin.port()).await;
+        stream.write_all(&hello[..cut]).await.unwrap();
         tokio::task::yield_now().await;
-        stream.write_all(&hello[at..]).await.unwrap();
+        stream.write_all(&hello[cut..]).await.unwrap();
         // A ServerHello.
-        assert_eq!(tokio::time::timeout(TIMEOUT, stream.read_u8()).await.unwrap().unwrap(), 22, "cut at {at}");
+        assert_eq!(tokio::time::timeout(TIMEOUT, stream.read_u8()).await.unwrap().unwrap(), 22, "cut at {cut}");
     }
 }
 
 #[tokio::test]
 async fn names_and_addresses_that_do_not_belong_together_are_refused() {
-    let (lab, origin, plain) = start(lab::REFUSE_OUTSIDE).await;
+    let (lab, at, origin, plain) = start(lab::REFUSE_OUTSIDE).await;
     let (port, http) = (origin.port(), plain.port());
     lab.lookup("other.test.", RecordType::A).await;
     let rows: [(&str, Option<&str>, &str, &str); 7] = [
@@ -249,21 +315,22 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
     ];
     for (address, name, code, alert) in rows {
         let before = lab.audit().await.len();
-        let failed = tls(&lab, captured::connect(address, port).await, name).await.unwrap_err();
+        let failed = tls(&lab, at.connect(address, port).await, name).await.unwrap_err();
         assert!(failed.to_string().contains(alert), "{address} {name:?}: {failed}");
         let line = lab.audit().await.split_off(before).into_iter().rfind(|line| line["event"] == "refused").unwrap();
         assert_eq!(line["code"], code, "{address} {name:?}: {line}");
-        assert_eq!(line["original"], format!("{}:{port}", synthetic(address)), "{line}");
+        assert_eq!(line["original"], format!("{}:{port}", at.address(address)), "{line}");
     }
     // The bytes of an opaque tunnel must name their server themselves.
     lab.dns.set("opaque.test", &["127.0.0.1"]);
     lab.lookup("opaque.test.", RecordType::A).await;
-    assert!(tls(&lab, captured::connect("opaque.test", port).await, None).await.is_err());
+    assert!(tls(&lab, at.connect("opaque.test", port).await, None).await.is_err());
     assert_eq!(lab.audit().await.last().unwrap()["code"], "sni_missing");
     let plain_at = |host: &str, target: &str| format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
     let rows = [
         (plain_at(&format!("evil.test:{http}"), "/"), "host_not_allowed"),
         (plain_at("plain.test", "/"), "authority_mismatch"),
+        (plain_at(&format!("plain2.test:{http}"), "/"), "authority_mismatch"),
         (plain_at(&format!("api.test:{http}"), "/"), "scheme_not_allowed"),
         (plain_at("plain.test:99999", "/"), "target_malformed"),
         (plain_at("", "/"), "target_malformed"),
@@ -276,7 +343,7 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
     ];
     for (request, code) in rows {
         let before = lab.audit().await.len();
-        let mut stream = captured::connect("plain.test", http).await;
+        let mut stream = at.connect("plain.test", http).await;
         stream.write_all(request.as_bytes()).await.unwrap();
         stream.shutdown().await.unwrap();
         let reply = read_to_end(&mut stream).await;
@@ -285,7 +352,7 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
     }
     for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x16\x03\x01\x00\x00", b"\0\0", b"\x80\x2e\x01", b"ehlo x\r\n"] {
         let before = lab.audit().await.len();
-        let mut stream = captured::connect("api.test", port).await;
+        let mut stream = at.connect("api.test", port).await;
         stream.write_all(bytes).await.unwrap();
         let _ = read_to_end(&mut stream).await;
         assert_eq!(lab.ended(before).await["code"], "not_tls", "{bytes:?}");
@@ -305,7 +372,7 @@ fn client_hello(name: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn names_that_are_none_are_refused() {
-    let (lab, origin, _) = start(lab::REFUSE_OUTSIDE).await;
+    let (lab, at, origin, _) = start(lab::REFUSE_OUTSIDE).await;
     let long = [b'a'; 300];
     let labels = "a.".repeat(200);
     let rows: [(&[u8], &str); 9] = [
@@ -321,7 +388,7 @@ async fn names_that_are_none_are_refused() {
     ];
     for (name, code) in rows {
         let before = lab.audit().await.len();
-        let mut stream = captured::connect("api.test", origin.port()).await;
+        let mut stream = at.connect("api.test", origin.port()).await;
         stream.write_all(&client_hello(name)).await.unwrap();
         stream.shutdown().await.unwrap();
         let mut reply = Vec::new();
@@ -343,13 +410,13 @@ async fn names_that_are_none_are_refused() {
 
 #[tokio::test]
 async fn a_refusal_is_told_inside_and_silence_ends() {
-    let (lab, origin, _) = start("[proxy]\nhandshake_timeout = \"300ms\"\n").await;
-    let stream = tls(&lab, captured::connect("api.test", origin.port()).await, Some("evil.test")).await.unwrap();
+    let (lab, at, origin, _) = start("[proxy]\nhandshake_timeout = \"300ms\"\n").await;
+    let stream = tls(&lab, at.connect("api.test", origin.port()).await, Some("evil.test")).await.unwrap();
     get(stream, "evil.test").await.assert_refused(403, "host_not_allowed");
     let before = lab.audit().await.len();
     // Closed without a byte: no line. A server that speaks first is not waited for.
-    drop(captured::connect("api.test", origin.port()).await);
-    let mut stream = captured::connect("api.test", origin.port()).await;
+    drop(at.connect("api.test", origin.port()).await);
+    let mut stream = at.connect("api.test", origin.port()).await;
     assert_eq!(read_to_end(&mut stream).await, "");
     assert_eq!(lab.ended(before).await["code"], "header_timeout");
     assert!(origin.seen().is_empty() && lab.dns.all_queries().is_empty());

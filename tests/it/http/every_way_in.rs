@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::lab::captured;
+use crate::lab::captured::Synthetic;
 use crate::lab::client::{Reply, SOCKS_PASSWORD_WRONG, client_config, h1, read_head, socks_connect};
 use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT, TOKEN, origin};
 
@@ -59,6 +59,7 @@ struct Proxy {
     socks: SocksAt,
     /// The names and ports with a transparent listener.
     captured: Vec<(&'static str, u16)>,
+    at: Synthetic,
     ca: String,
     token: String,
 }
@@ -136,6 +137,7 @@ impl Proxy {
             proxy: lab.proxy,
             socks,
             captured: captured.to_vec(),
+            at: Synthetic::of(lab.dir.path()),
             ca: lab.daemon.ca_pem().to_owned(),
             token: TOKEN.to_owned(),
         }
@@ -186,7 +188,7 @@ impl Proxy {
         }
         if by == By::Captured {
             let (host, port) = to.rsplit_once(':').unwrap();
-            let stream = captured::connect(self.captured_at(ask).unwrap(), port.parse().unwrap()).await;
+            let stream = self.at.connect(self.captured_at(ask).unwrap(), port.parse().unwrap()).await;
             let uri: Uri = url.parse().unwrap();
             let request = ask.request(uri.path_and_query().unwrap().as_str()).header("host", authority);
             let request = request.body(ask.body()).unwrap();
@@ -444,7 +446,7 @@ async fn start_hosts(more: &str) -> Hosts {
     let mut captured: Vec<_> = [port, closed, full, stranger, garbage].map(|port| ("api.test", port)).into();
     captured.extend(["only.test", "locked.test", "minted.test", "inside.test", "x.gone.test"].map(|name| (name, port)));
     captured.push(("plain.test", plain.port()));
-    let listeners = captured::listeners(&captured);
+    let listeners = Synthetic::of(builder.dir.path()).listeners(&captured);
     let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
     let lab = builder.proxy(&format!("{listeners}{more}{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
     Hosts { lab, origin, plain, text, captured, closed, full, stranger, garbage, _sockets: sockets }
@@ -580,7 +582,7 @@ async fn lab_with(more: &str) -> (Lab, Origin, Call) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     let port = origin.port();
-    let listeners = captured::listeners(&[("api.test", port)]);
+    let listeners = Synthetic::of(builder.dir.path()).listeners(&[("api.test", port)]);
     let text = format!(
         "{listeners}{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
@@ -679,7 +681,8 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
          [tasks.t]\nintegrations = [\"api\"]\ntools = [\"http_get\"]\n",
         origin.port()
     );
-    let text = format!("{}{text}", captured::listeners(&[("api.test", origin.port())]));
+    let at = Synthetic::of(&dir.join("state/exeat"));
+    let text = format!("{}{text}", at.listeners(&[("api.test", origin.port())]));
     std::fs::write(
         dir.join("e.toml"),
         builder.config(&format!("{text}[[proxy.listeners]]\nlisten = \"unix:s.sock\"\nmode = \"socks5\"\n")),
@@ -691,7 +694,7 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
     let mut out = BufReader::new(served.child.stdout.take().unwrap());
     let ca = std::fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
     let (socks, captured) = (SocksAt::Unix(dir.join("s.sock")), vec![("api.test", origin.port())]);
-    let gate = Proxy { proxy: served.proxy().parse().unwrap(), socks, captured, ca, token: TOKEN.to_owned() };
+    let gate = Proxy { proxy: served.proxy().parse().unwrap(), socks, captured, at, ca, token: TOKEN.to_owned() };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     let done = tokio::task::block_in_place(|| gate.call(&ask));
     assert_eq!(done["response_status"], 200, "{done:#}");

@@ -2,6 +2,8 @@
 //! reaches a transparent listener there, as one that the kernel has captured.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 
 use hickory_resolver::proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
@@ -10,36 +12,50 @@ use tokio::net::TcpStream;
 
 use super::Lab;
 use exeat::policy::settings::ListenerMode;
+use exeat::tls::authority::Authority;
 
 /// The first address of the range, and the number of addresses that stand for names.
 const RANGE: u32 = 127 << 24 | 18 << 16;
 const SIZE: u32 = (1 << 16) - 2;
 
-/// Returns the address that stands for a name of the task `t`.
-pub fn synthetic(name: &str) -> Ipv4Addr {
-    let hash = Sha256::digest(format!("t\0{name}"));
-    let number = u32::from_be_bytes(*hash.first_chunk().unwrap()) % SIZE;
-    Ipv4Addr::from(RANGE + 1 + number)
-}
+/// The addresses of a proxy that stand for names of the task `t`.
+#[derive(Clone)]
+pub struct Synthetic([u8; 32]);
 
-/// Returns the configuration of a DNS listener, and of transparent listeners for these names and ports.
-pub fn listeners(of: &[(&str, u16)]) -> String {
-    let mut text = "[dns]\nsynthetic_ranges = [\"127.18.0.0/16\"]\n\
-                    [[proxy.listeners]]\nlisten = \"127.0.0.1:0\"\nmode = \"dns\"\ntask = \"t\"\n"
-        .to_owned();
-    for (name, port) in of {
-        let at = SocketAddr::new(synthetic(name).into(), *port);
-        text.push_str(&format!("[[proxy.listeners]]\nlisten = \"{at}\"\nmode = \"transparent\"\ntask = \"t\"\n"));
+impl Synthetic {
+    /// Creates the CA of a proxy with this state directory, from which the addresses follow.
+    pub fn of(state_dir: &Path) -> Self {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).unwrap();
+        let authority = Authority::of(&state_dir.join("ca.pem"), Some(&state_dir.join("ca-key.pem"))).unwrap();
+        Self(*authority.derived_secret("synthetic addresses"))
     }
-    text
-}
 
-/// Connects to a port of the address that stands for a name.
-#[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
-pub async fn connect(name: &str, port: u16) -> TcpStream {
-    let stream = TcpStream::connect((synthetic(name), port)).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    stream
+    /// Returns the address that stands for a name.
+    pub fn address(&self, name: &str) -> Ipv4Addr {
+        let hash = Sha256::digest([&self.0[..], b"t\0", name.as_bytes()].concat());
+        let number = u32::from_be_bytes(*hash.first_chunk().unwrap()) % SIZE;
+        Ipv4Addr::from(RANGE + 1 + number)
+    }
+
+    /// Returns the configuration of a DNS listener, and of transparent listeners for these names and ports.
+    pub fn listeners(&self, of: &[(&str, u16)]) -> String {
+        let mut text = "[dns]\nsynthetic_ranges = [\"127.18.0.0/16\"]\n\
+                        [[proxy.listeners]]\nlisten = \"127.0.0.1:0\"\nmode = \"dns\"\ntask = \"t\"\n"
+            .to_owned();
+        for (name, port) in of {
+            let at = SocketAddr::new(self.address(name).into(), *port);
+            text.push_str(&format!("[[proxy.listeners]]\nlisten = \"{at}\"\nmode = \"transparent\"\ntask = \"t\"\n"));
+        }
+        text
+    }
+
+    /// Connects to a port of the address that stands for a name.
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    pub async fn connect(&self, name: &str, port: u16) -> TcpStream {
+        let stream = TcpStream::connect((self.address(name), port)).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
 }
 
 /// Returns a query in wire format.
