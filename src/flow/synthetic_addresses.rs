@@ -152,7 +152,7 @@ impl SyntheticAddresses {
     /// Returns the number at which the search for a free one begins.
     fn first_number(&self, task: &TaskName, name: &HostName) -> u32 {
         let mut hash = Sha256::new();
-        hash.update(&*self.key);
+        hash.update(self.key.as_slice());
         hash.update(task.as_str());
         hash.update([0]);
         hash.update(name.as_str());
