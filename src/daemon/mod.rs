@@ -439,7 +439,10 @@ fn services(
     let tracker = TaskTracker::new();
     let issuer = issuer::issuer(&own_servers, commands);
     let secret = authority.derived_secret("synthetic addresses");
-    let synthetic_addresses = SyntheticAddresses::new(&settings.dns.synthetic_ranges, secret);
+    // Without a DNS listener, their addresses are like all others.
+    let answers_dns = listeners.iter().any(|listener| listener.mode == ListenerMode::Dns);
+    let ranges = if answers_dns { settings.dns.synthetic_ranges.as_slice() } else { &[] };
+    let synthetic_addresses = SyntheticAddresses::new(ranges, secret);
     let drain = CancellationToken::new();
     let mints = Mints::new(policies.clone(), audit.clone(), issuer, (tracker.clone(), drain.clone()));
     let caller_connections =

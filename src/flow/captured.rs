@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::header::HOST;
 use http::request::Parts;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use super::Services;
 use super::accept::write_and_linger;
@@ -48,12 +49,15 @@ pub(super) struct Original {
 pub(super) async fn serve(client: Arc<Client>, stream: client::ClientStream) {
     let Some(original) = client.peer.original() else { return };
     let first = async {
-        let limit = client.services.settings.proxy.handshake_timeout;
-        let detected = timeout(limit, tunnel::detect_protocol(Rewind::new(Bytes::new(), stream))).await;
+        let deadline = client.deadline(client.services.settings.proxy.handshake_timeout);
+        let detected = timeout_at(deadline, tunnel::detect_protocol(Rewind::new(Bytes::new(), stream))).await;
         match detected.unwrap_or(Err(Deny::HeaderTimeout.into())) {
             Ok(found) => found,
             Err(refusal) => {
-                client.services.record(&client.peer).failed(refusal);
+                let mut record = client.services.record(&client.peer);
+                // The log has the task, if the listener knows it.
+                let identified = connection::identify(&client, &HeaderMap::new(), &mut record).await;
+                record.failed(identified.err().unwrap_or(refusal));
                 None
             }
         }

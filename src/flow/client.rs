@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Services;
 use super::caller_connections::ConnectionSlots;
@@ -43,6 +46,13 @@ impl Client {
             return false;
         }
         self.unidentified.fetch_add(1, Ordering::Relaxed) >= MAX_UNIDENTIFIED - 1
+    }
+
+    /// Returns the time by which a message must have arrived that may take this long. A connection without a known caller has no
+    /// longer than its slot.
+    pub(super) fn deadline(&self, limit: Duration) -> Instant {
+        let deadline = Instant::now() + limit;
+        self.slot.deadline().map_or(deadline, |of_slot| of_slot.min(deadline))
     }
 
     /// Spawns a task of the client. It has the same owner as the connection.

@@ -240,7 +240,10 @@ async fn handle(
     record: &mut Record,
 ) -> Result<Handled, Refused> {
     let services = &client.services;
-    let (policy, caller) = identify(client, request.headers(), record).await?;
+    let captured = client.peer.original();
+    // In a captured request, such a field is for another proxy.
+    let (nothing, fields) = (HeaderMap::new(), request.headers());
+    let (policy, caller) = identify(client, if captured.is_some() { &nothing } else { fields }, record).await?;
     if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {
         self_api::check_host(request.headers(), record)?;
     }
@@ -249,7 +252,6 @@ async fn handle(
         let answer = Box::pin(self_api::answer(services, &policy, &caller, (page, request), record)).await;
         return Ok(Handled::Own(answer?));
     }
-    let captured = client.peer.original();
     if request.method() == Method::CONNECT && captured.is_none() {
         let mut head = request.into_parts().0;
         let opened = Box::pin(connect(services, (&policy, &caller), (&mut head, None), record)).await;

@@ -44,8 +44,8 @@ const IPV6: u8 = 4;
 const SUCCEEDED: u8 = 0;
 const COMMAND_NOT_SUPPORTED: u8 = 7;
 const ADDRESS_NOT_SUPPORTED: u8 = 8;
-/// The most bytes that are read at a time. No message is longer.
-const STEP: usize = 1024;
+/// The bytes of a buffer for the messages of a client, of which all together have at most 1,040.
+const STEP: usize = 2048;
 
 /// A negotiation that failed.
 struct Failed {
@@ -94,7 +94,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
 async fn run(client: &Arc<Client>, stream: ClientStream) {
     let services = &client.services;
     let limit = services.settings.proxy.handshake_timeout;
-    let mut wire = Wire { stream, read: BytesMut::new(), deadline: Instant::now() + limit };
+    let mut wire = Wire { stream, read: BytesMut::with_capacity(STEP), deadline: client.deadline(limit) };
     // A connection without a byte leaves no line.
     if wire.fill(1).await.is_err() {
         return;
@@ -123,7 +123,7 @@ async fn run(client: &Arc<Client>, stream: ClientStream) {
 /// Negotiates the authentication, reads the request, and opens the tunnel that it asks for.
 async fn negotiate(client: &Arc<Client>, wire: &mut Wire, record: &mut Record) -> Result<Tunnel, Failed> {
     let (policy, caller) = authenticate(client, wire, record).await?;
-    wire.deadline = Instant::now() + client.services.settings.proxy.handshake_timeout;
+    wire.deadline = client.deadline(client.services.settings.proxy.handshake_timeout);
     let authority = read_request(wire, record).await?;
     let request = connection::connect_request(&authority);
     record.request(&request);
@@ -166,7 +166,9 @@ async fn read_password(wire: &mut Wire, record: &mut Record) -> Verdict<HeaderMa
         return Err(Deny::RequestMalformed.into());
     }
     let length = wire.byte().await?.into();
-    let mut both = Zeroizing::new(wire.take(length).await?.to_vec());
+    // With room for the password, so that nothing is moved.
+    let mut both = Zeroizing::new(Vec::with_capacity(STEP));
+    both.extend_from_slice(&wire.take(length).await?);
     let length = wire.byte().await?.into();
     // It could be any other pair.
     if both.contains(&b':') {
@@ -174,13 +176,17 @@ async fn read_password(wire: &mut Wire, record: &mut Record) -> Verdict<HeaderMa
         return Err(Deny::CallerUnknown.into());
     }
     let password = wire.take(length).await?;
-    if both.is_empty() && password.is_empty() {
+    // No token is empty. Java sends the name of its user.
+    if password.is_empty() {
         return Ok(HeaderMap::new());
     }
     both.push(b':');
     both.extend_from_slice(&password);
-    let text = Zeroizing::new(format!("Basic {}", STANDARD.encode(&both)));
-    let field = HeaderValue::from_str(&text).map_err(|_| Deny::CallerUnknown)?;
+    let mut text = Zeroizing::new(String::with_capacity(STEP));
+    text.push_str("Basic ");
+    STANDARD.encode_string(&both, &mut text);
+    let mut field = HeaderValue::from_str(&text).map_err(|_| Deny::CallerUnknown)?;
+    field.set_sensitive(true);
     Ok(HeaderMap::from_iter([(PROXY_AUTHORIZATION, field)]))
 }
 
@@ -244,7 +250,6 @@ impl Wire {
     /// [`Deny::HeaderTimeout`], or [`Deny::RequestMalformed`] if the connection ends before.
     async fn fill(&mut self, length: usize) -> Verdict<()> {
         while self.read.len() < length {
-            self.read.reserve(STEP);
             let read = timeout_at(self.deadline, self.stream.read_buf(&mut self.read)).await;
             match read.map_err(|_| Deny::HeaderTimeout)? {
                 Ok(1..) => {}

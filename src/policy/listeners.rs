@@ -165,6 +165,7 @@ pub(super) fn check(proxy: &Proxy, policy: &Policy, findings: &Findings) {
             check_own_tasks(listener, proxy, findings);
             check_balancers(listener, findings);
             check_captured(listener, findings);
+            warn_of_tokens_in_the_clear(listener, findings);
         } else if let (Some(address), false) = (listener.at.tcp(), listener.tasks.networks.is_empty()) {
             check_shared(address, findings);
         }
@@ -286,6 +287,17 @@ fn check_captured(listener: &ProxyListener, findings: &Findings) {
         if !listener.tasks.loopback_users.is_empty() {
             findings.problem(at("user_tasks"), "the user of a query over UDP is not known", "task or cidr_tasks");
         }
+    }
+}
+
+/// Warns of SOCKS5 over a network: it has no TLS, and no client certificates.
+fn warn_of_tokens_in_the_clear(listener: &ProxyListener, findings: &Findings) {
+    let is_near = listener.at.tcp().is_none_or(|address| address.ip().to_canonical().is_loopback());
+    if listener.mode == ListenerMode::Socks5 && !is_near {
+        findings.warning(
+            format!("{}.mode", listener.key),
+            "SOCKS5 has no TLS: tokens cross the network in the clear, and no client certificates are asked for",
+        );
     }
 }
 

@@ -207,6 +207,11 @@ async fn a_captured_connection_is_the_tunnel_of_a_connect() {
     stream.write_all(b"GET /old HTTP/1.0\r\n\r\n").await.unwrap();
     let reply = read_to_end(&mut stream).await;
     assert!(reply.contains(" 200 "), "{reply}");
+    // A field for another proxy identifies nobody, and goes nowhere.
+    let request = http::Request::builder().uri("/").header("host", &to).header("proxy-authorization", "Bearer other");
+    let request = request.body(lab::client::empty()).unwrap();
+    let reply = Reply::read(h1(at.connect("plain.test", plain.port()).await, request).await).await;
+    assert_eq!((reply.status.as_u16(), plain.last().headers.get("proxy-authorization")), (200, None));
     // The own paths of the proxy are those of the server here.
     let request = http::Request::builder().uri("/v1/self").header("host", &to).body(lab::client::empty()).unwrap();
     let reply = Reply::read(h1(at.connect("plain.test", plain.port()).await, request).await).await;
@@ -355,7 +360,8 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
         let mut stream = at.connect("api.test", port).await;
         stream.write_all(bytes).await.unwrap();
         let _ = read_to_end(&mut stream).await;
-        assert_eq!(lab.ended(before).await["code"], "not_tls", "{bytes:?}");
+        let line = lab.ended(before).await;
+        assert_eq!((&line["code"], &line["task"]), (&"not_tls".into(), &"t".into()), "{bytes:?}: {line}");
     }
     assert!(origin.seen().is_empty() && plain.seen().is_empty());
 }
@@ -410,7 +416,7 @@ async fn names_that_are_none_are_refused() {
 
 #[tokio::test]
 async fn a_refusal_is_told_inside_and_silence_ends() {
-    let (lab, at, origin, _) = start("[proxy]\nhandshake_timeout = \"300ms\"\n").await;
+    let (lab, at, origin, _) = start("[proxy]\nhandshake_timeout = \"30s\"\nheader_timeout = \"300ms\"\n").await;
     let stream = tls(&lab, at.connect("api.test", origin.port()).await, Some("evil.test")).await.unwrap();
     get(stream, "evil.test").await.assert_refused(403, "host_not_allowed");
     let before = lab.audit().await.len();
@@ -418,6 +424,7 @@ async fn a_refusal_is_told_inside_and_silence_ends() {
     drop(at.connect("api.test", origin.port()).await);
     let mut stream = at.connect("api.test", origin.port()).await;
     assert_eq!(read_to_end(&mut stream).await, "");
-    assert_eq!(lab.ended(before).await["code"], "header_timeout");
+    let line = lab.ended(before).await;
+    assert_eq!((&line["code"], &line["task"]), (&"header_timeout".into(), &"t".into()), "{line}");
     assert!(origin.seen().is_empty() && lab.dns.all_queries().is_empty());
 }

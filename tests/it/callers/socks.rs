@@ -182,7 +182,12 @@ async fn a_listener_that_knows_its_clients_needs_no_password() {
     let to = format!("api.test:{}", origin.port());
     let request = [&[5, 1, 0, 3, 8][..], b"api.test", &origin.port().to_be_bytes()].concat();
     // Without a method, and with an empty user name and password.
-    for hello in [vec![5, 1, 0], vec![5, 2, 0, 1], vec![5, 1, 2, 1, 0, 0]] {
+    for hello in [
+        vec![5, 1, 0],
+        vec![5, 2, 0, 1],
+        vec![5, 1, 2, 1, 0, 0],
+        vec![5, 2, 0, 2, 1, 5, b'a', b'l', b'i', b'c', b'e', 0],
+    ] {
         let mut stream = lab.connect_socks().await;
         let is_asked = hello.contains(&2);
         stream.write_all(&[&hello[..], &request].concat()).await.unwrap();
@@ -199,7 +204,7 @@ async fn a_listener_that_knows_its_clients_needs_no_password() {
 
 #[tokio::test]
 async fn connections_that_stall_end_in_time_and_leave_a_line_only_if_they_began() {
-    let (lab, _origin) = start("[proxy]\nhandshake_timeout = \"300ms\"\n").await;
+    let (lab, _origin) = start("[proxy]\nhandshake_timeout = \"2s\"\nheader_timeout = \"300ms\"\n").await;
     let all = negotiation(443);
     for length in [1, 2, 3, 4, 6, 20, all.len() - 1] {
         let before = lab.audit().await.len();
