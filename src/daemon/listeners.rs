@@ -8,7 +8,7 @@ use super::command_runner::CommandRunner;
 use super::takeover::{Role, Takeover, TakeoverLock};
 use crate::flow::dns_listener::DnsListener;
 use crate::flow::listener::{Inherited, Listener, ListenerAddress, SharedSocket};
-use crate::policy::settings::{self, ListenAt, ListenerMode, ListenerTasks, Settings};
+use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
 
 /// The parts of a start that are there before it, beside the configuration.
 #[derive(Default)]
@@ -46,8 +46,7 @@ impl Listeners {
         let mut opened =
             Self { proxy: inherited.proxy, dns: Vec::new(), admin: inherited.admin, metrics: None, shared, takeover };
         if opened.proxy.is_empty() {
-            for configured in settings.proxy.listeners.iter().filter(|configured| configured.mode != ListenerMode::Dns)
-            {
+            for configured in settings.proxy.listeners.iter().filter(|configured| !configured.is_dns()) {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
                 listener.configure(configured);
                 opened.proxy.push(listener);
@@ -55,7 +54,7 @@ impl Listeners {
         } else {
             identify_inherited(&mut opened.proxy, &settings.proxy).await?;
         }
-        for configured in settings.proxy.listeners.iter().filter(|configured| configured.mode == ListenerMode::Dns) {
+        for configured in settings.proxy.listeners.iter().filter(|configured| configured.is_dns()) {
             let Some(at) = configured.at.tcp() else { continue };
             let failed = |source| StartError::Listen { address: configured.at.clone(), source };
             opened
@@ -133,10 +132,8 @@ async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
 /// replace.
 async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Proxy) -> Result<(), StartError> {
     for listener in listeners.iter_mut() {
-        let configured = proxy
-            .listeners
-            .iter()
-            .find(|configured| configured.mode != ListenerMode::Dns && configured.at == *listener.at());
+        let configured =
+            proxy.listeners.iter().find(|configured| !configured.is_dns() && configured.at == *listener.at());
         // The networks were checked against the configured addresses only.
         let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
         match configured {
@@ -144,7 +141,7 @@ async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Pro
             None => listener.set_tasks(unknown()),
         }
     }
-    let own = proxy.listeners.iter().filter(|configured| configured.is_own && configured.mode != ListenerMode::Dns);
+    let own = proxy.listeners.iter().filter(|configured| configured.is_own && !configured.is_dns());
     for own in own {
         if listeners.iter().all(|listener| *listener.at() != own.at) {
             let mut listener = bind(&own.at, proxy.unix_mode).await?;

@@ -161,9 +161,7 @@ impl Daemon {
         let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
         let metrics = listeners.metrics_address();
         let own = proxy.iter().map(|listener| &listener.at).chain(&admin).chain(&metrics).filter_map(ListenAt::tcp);
-        let answers_dns = proxy.iter().any(|listener| listener.mode == ListenerMode::Dns);
-        let synthetic = if answers_dns { settings.dns.synthetic_ranges.clone() } else { Vec::new() };
-        let own = OwnEndpoints { listeners: own.collect(), synthetic };
+        let own = OwnEndpoints { listeners: own.collect(), synthetic: settings.synthetic_ranges().to_vec() };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
         // The rest needs the log and the ledger, which the old process has until its end.
@@ -439,10 +437,7 @@ fn services(
     let tracker = TaskTracker::new();
     let issuer = issuer::issuer(&own_servers, commands);
     let secret = authority.derived_secret("synthetic addresses");
-    // Without a DNS listener, their addresses are like all others.
-    let answers_dns = listeners.iter().any(|listener| listener.mode == ListenerMode::Dns);
-    let ranges = if answers_dns { settings.dns.synthetic_ranges.as_slice() } else { &[] };
-    let synthetic_addresses = SyntheticAddresses::new(ranges, secret);
+    let synthetic_addresses = SyntheticAddresses::new(settings.synthetic_ranges(), secret);
     let drain = CancellationToken::new();
     let mints = Mints::new(policies.clone(), audit.clone(), issuer, (tracker.clone(), drain.clone()));
     let caller_connections =

@@ -30,9 +30,9 @@ use crate::stages::{authorize, identify};
 
 /// The most queries over UDP that are answered at a time, and of one address. Further ones are dropped, and their clients ask
 /// again.
-const QUERIES: Places = Places { most: 256, each: 32 };
+const QUERIES: Capacity = Capacity { total: 256, per_address: 32 };
 /// The most connections at a time, and of one address. Further ones are closed.
-const CONNECTIONS: Places = Places { most: 128, each: 16 };
+const CONNECTIONS: Capacity = Capacity { total: 128, per_address: 16 };
 /// The longest query that is read, in bytes. A name has at most 255, and options are ignored.
 const MAX_QUERY: usize = 4096;
 /// The time for the next query of a connection to arrive, and for its answer to be sent.
@@ -60,28 +60,28 @@ pub(crate) struct DnsListener {
 type NamesWithFinds = Cache<(ExecutionId, HostName), ()>;
 
 /// How many may be open at a time, and of one address.
-struct Places {
-    most: usize,
-    each: usize,
+struct Capacity {
+    total: usize,
+    per_address: usize,
 }
 
 /// The queries or connections that are open.
-struct Open {
-    places: Places,
+struct OpenTasks {
+    capacity: Capacity,
     /// Each ends with the address that it is of.
     running: JoinSet<IpAddr>,
     by_address: HashMap<IpAddr, usize>,
 }
 
-impl Open {
-    fn new(places: Places) -> Self {
-        Self { places, running: JoinSet::new(), by_address: HashMap::new() }
+impl OpenTasks {
+    fn new(capacity: Capacity) -> Self {
+        Self { capacity, running: JoinSet::new(), by_address: HashMap::new() }
     }
 
     /// Runs a task for an address, unless too many run.
     fn spawn(&mut self, address: IpAddr, task: impl Future<Output = ()> + Send + 'static) {
         let count = self.by_address.get(&address).copied().unwrap_or_default();
-        if self.running.len() >= self.places.most || count >= self.places.each {
+        if self.running.len() >= self.capacity.total || count >= self.capacity.per_address {
             return;
         }
         self.by_address.insert(address, count.saturating_add(1));
@@ -141,7 +141,7 @@ impl DnsListener {
     /// Answers queries until the daemon drains or is taken over.
     pub(crate) async fn run(self, services: Arc<Services>) {
         let udp = Arc::new(self.udp);
-        let (mut queries, mut connections) = (Open::new(QUERIES), Open::new(CONNECTIONS));
+        let (mut queries, mut connections) = (OpenTasks::new(QUERIES), OpenTasks::new(CONNECTIONS));
         let mut buffer = vec![0; MAX_QUERY];
         loop {
             tokio::select! {
@@ -155,10 +155,10 @@ impl DnsListener {
                         continue;
                     };
                     let query = buffer.get(..length).unwrap_or_default().to_vec();
-                    let asked = Asked { services: services.clone(), peer: peer(&self.tasks, from), finds: self.finds.clone() };
+                    let client = DnsClient { services: services.clone(), peer: peer(&self.tasks, from), finds: self.finds.clone() };
                     let udp = udp.clone();
                     queries.spawn(from.ip(), async move {
-                        if let Some(answer) = asked.answer(&query).await {
+                        if let Some(answer) = client.answer(&query).await {
                             // The client may be gone.
                             let _ = udp.send_to(&answer, from).await;
                         }
@@ -166,9 +166,9 @@ impl DnsListener {
                 }
                 accepted = self.tcp.accept() => match accepted {
                     Ok((stream, from)) => {
-                        let asked = Asked { services: services.clone(), peer: peer(&self.tasks, from), finds: self.finds.clone() };
+                        let client = DnsClient { services: services.clone(), peer: peer(&self.tasks, from), finds: self.finds.clone() };
                         connections.spawn(from.ip(), async move {
-                            let _ = timeout(CONNECTION_LIFETIME, asked.serve(stream)).await;
+                            let _ = timeout(CONNECTION_LIFETIME, client.serve(stream)).await;
                         });
                     }
                     Err(_) => tokio::time::sleep(BACK_OFF).await,
@@ -189,13 +189,13 @@ fn peer(tasks: &ListenerTasks, from: SocketAddr) -> Peer {
 }
 
 /// A client of the listener.
-struct Asked {
+struct DnsClient {
     services: Arc<Services>,
     peer: Peer,
     finds: NamesWithFinds,
 }
 
-impl Asked {
+impl DnsClient {
     /// Answers the queries of a connection (RFC 7766), one after the other.
     async fn serve(&self, mut stream: TcpStream) {
         loop {
@@ -225,7 +225,7 @@ impl Asked {
             Err(answer) => return answer,
         };
         let mut record = self.services.record(&self.peer);
-        let refusal = match self.find(&question, &mut record).await {
+        let refusal = match self.lookup(&question, &mut record).await {
             Ok(answer) => {
                 if !record.is_answered() {
                     record.forget();
@@ -234,19 +234,11 @@ impl Asked {
             }
             Err(refusal) => refusal,
         };
-        let of = record.execution().cloned().zip(question.host());
-        if of.as_ref().is_some_and(|of| self.finds.contains_key(of)) {
-            record.forget();
-            return question.answer(Answer::NoName);
-        }
         // The name of a query beyond the rate is not searched, and nothing repeats it.
         if refusal != Deny::RateLimited.into() {
             self.services.settle(Some(refusal), &mut record).await;
         }
         record.failed(refusal);
-        if let Some(of) = of.filter(|_| record.has_find()) {
-            self.finds.insert(of, ());
-        }
         question.answer(match refusal {
             // Clients would ask other servers, or again, after REFUSED.
             Refusal::Deny(
@@ -258,7 +250,7 @@ impl Asked {
     }
 
     /// Returns the answer to a query of a task that may reach the name.
-    async fn find(&self, question: &Question, record: &mut Record) -> Verdict<Answer> {
+    async fn lookup(&self, question: &Question, record: &mut Record) -> Verdict<Answer> {
         let services = &self.services;
         let policy = services.policies.snapshot();
         record.dns_query();
@@ -267,9 +259,20 @@ impl Asked {
         record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
         let name = question.host();
         name.iter().for_each(|name| record.dns_name(name));
+        let is_known_find = |name| self.finds.contains_key(&(caller.execution().clone(), HostName::clone(name)));
+        if name.as_ref().is_some_and(is_known_find) {
+            return Ok(Answer::NoName);
+        }
         services.throttle.take_dns_query(&caller, record).await?;
         let name = name.ok_or(Deny::TargetMalformed)?;
-        authorize::name(&policy, &caller, &Host::Name(name.clone()), record)?;
+        if let Err(refusal) = authorize::name(&policy, &caller, &Host::Name(name.clone()), record) {
+            let task = policy.task(caller.task());
+            let is_find = refusal == Deny::LeakDetected.into()
+                || task.is_some_and(|task| task.own().find_in_name(name.as_str()).is_some());
+            // Claimed before it is counted, because a resolver asks for several types at once.
+            let is_new = || self.finds.entry((caller.execution().clone(), name)).or_insert(()).is_fresh();
+            return if is_find && !is_new() { Ok(Answer::NoName) } else { Err(refusal) };
+        }
         match question.kind() {
             Kind::V4 | Kind::V6 => {}
             Kind::Other => return Ok(Answer::Empty),

@@ -400,8 +400,8 @@ impl Listener {
 
 /// Returns the address that a captured connection was made to.
 ///
-/// A rule that redirects connections has the kernel keep it. Otherwise (TPROXY, and routes that make every address local) it is
-/// the socket's own.
+/// A rule that redirects connections has the kernel keep it. Otherwise, as with routes that make every address local, it is the
+/// socket's own.
 ///
 /// # Errors
 /// If the connection has ended.

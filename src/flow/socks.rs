@@ -230,7 +230,7 @@ async fn read_request(wire: &mut Wire, record: &mut Record) -> Result<String, Fa
         });
         return Err(Answer::Reply(Some(COMMAND_NOT_SUPPORTED)).to(Refusal::from(Deny::NotImplemented)));
     }
-    // What is not text is no name either.
+    // Bytes that are no text are no name either.
     Ok(format!("{}:{}", host.unwrap_or_default(), u16::from_be_bytes(port)))
 }
 

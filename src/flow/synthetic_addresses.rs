@@ -189,7 +189,8 @@ impl SyntheticAddresses {
 }
 
 impl Assigned {
-    /// Returns whether a task may have another name, of fewer than `share`. If it has as many, the one that was unused for longest makes room.
+    /// Returns whether a task may have another name, of fewer than `share`. If it has as many, the one that was unused for
+    /// longest makes room.
     fn has_room_for(&mut self, task: &TaskName, share: usize, now: Instant) -> bool {
         let Some(usage) = self.tasks.get_mut(task).filter(|usage| usage.names >= share) else { return true };
         if usage.full_until.is_some_and(|until| now < until) {

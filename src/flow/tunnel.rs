@@ -106,6 +106,11 @@ async fn pin_and_connect(
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     record.rule(admitted.allowed().rule());
+    let is_named_by_address = original.is_some_and(|original| original.is_only_name);
+    // The bytes of an opaque tunnel go to a server that has to be told the name.
+    if is_named_by_address && admitted.mode() == Mode::Opaque {
+        return Err(Deny::SniMissing.into());
+    }
     let pinned = services.resolver.pin(policy, &admitted, record).await?;
     if let Some(original) = original {
         let checked = captured::check_address(services, original, (admitted.caller(), &pinned), record);
@@ -122,7 +127,6 @@ async fn pin_and_connect(
             Some(origin)
         }
     };
-    let is_named_by_address = original.is_some_and(|original| original.is_only_name);
     Ok(Tunnel { admitted, pinned, prepaid, origin, is_named_by_address })
 }
 
@@ -138,12 +142,7 @@ impl Tunnel {
             Err(refusal) => return record.failed(refusal),
         };
         let checked = match &first {
-            // The bytes of an opaque tunnel go to a server that has to know the name.
-            FirstProtocol::Tls(hello)
-                if self.is_named_by_address && hello.server_name.is_none() && self.admitted.mode() == Mode::Inspect =>
-            {
-                Ok(())
-            }
+            FirstProtocol::Tls(hello) if self.is_named_by_address && hello.server_name.is_none() => Ok(()),
             FirstProtocol::Tls(hello) => sni::check(&self.admitted, hello),
             FirstProtocol::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),
             FirstProtocol::Http => Ok(()),

@@ -20,7 +20,7 @@ use super::reader::{Findings, MAX_DISTANCE, UNKNOWN_KEY};
 pub use super::reader::{Problem, duration};
 use super::rule::{Integration, Mode, Network, Policy, Task, fixed_log_values, local_stores, log_values, minted};
 use super::secret_store_file::SecretStores;
-use super::settings::{DnsServer, LedgerAt, ListenAt, ListenerMode, Settings, Source, TokenSource, Vault};
+use super::settings::{DnsServer, LedgerAt, ListenAt, Settings, Source, TokenSource, Vault};
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
@@ -244,7 +244,7 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
     }
     listeners::check(&settings.proxy, policy, findings);
     let is_own = |server: &DnsServer| {
-        let dns = settings.proxy.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns);
+        let dns = settings.proxy.listeners.iter().filter(|listener| listener.is_dns());
         matches!(server, DnsServer::Plain(at) if dns.into_iter().any(|listener| listener.at.tcp() == Some(*at)))
     };
     if settings.dns.servers.iter().any(is_own) {

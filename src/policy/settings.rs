@@ -80,6 +80,14 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// Returns the ranges of the addresses that stand for names. Without a DNS listener, no address does.
+    #[must_use]
+    pub fn synthetic_ranges(&self) -> &[IpNet] {
+        if self.proxy.listeners.iter().any(ProxyListener::is_dns) { &self.dns.synthetic_ranges } else { &[] }
+    }
+}
+
 /// `[proxy]`: the listeners for sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
@@ -127,6 +135,12 @@ pub struct ProxyListener {
 }
 
 impl ProxyListener {
+    /// Returns whether it answers DNS queries. All others accept connections that are relayed.
+    #[must_use]
+    pub fn is_dns(&self) -> bool {
+        self.mode == ListenerMode::Dns
+    }
+
     /// Returns whether programs can be told to use it as their HTTP proxy.
     #[must_use]
     pub fn is_http_proxy(&self) -> bool {

@@ -247,6 +247,24 @@ async fn options_are_answered_and_each_family_has_its_range() {
     }
 }
 
+/// A resolver asks for both families at once, and repeats its queries.
+#[tokio::test]
+async fn a_value_in_a_name_is_one_find_however_it_is_asked() {
+    let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
+    for name in [format!("{hex}.wild.test."), format!("{hex}.evil.test.")] {
+        let (lab, ..) = start("").await;
+        let before = lab.audit().await.len();
+        let kinds = [RecordType::A, RecordType::AAAA, RecordType::HTTPS, RecordType::A, RecordType::AAAA];
+        let answers = kinds.map(|kind| lab.lookup(&name, kind));
+        for (code, _) in futures_util::future::join_all(answers).await {
+            assert_eq!(code, ResponseCode::NXDomain, "{name}");
+        }
+        let lines = lab.audit().await.split_off(before);
+        assert_eq!(lines.len(), 1, "{name}: {lines:#?}");
+        assert!(lines[0]["rule"].as_str().unwrap().starts_with("KEY: "), "{name}: {lines:#?}");
+    }
+}
+
 #[tokio::test]
 async fn other_tasks_and_unknown_clients_have_no_part_in_the_names() {
     let builder = LabBuilder::new().await;
