@@ -9,8 +9,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::audit::finds::FindEvent;
 use crate::flow::Services;
-use crate::ledger::Millis;
-use crate::model::name::ExecutionId;
+use crate::ledger::{Execution, LedgerError, Millis};
+use crate::model::name::{ExecutionId, TaskName};
 use crate::model::unique_id;
 
 /// Time between retries while the ledger is unavailable.
@@ -92,7 +92,11 @@ async fn write_find(services: &Services, execution: &ExecutionId) {
     let find = unique_id::new().to_string();
     loop {
         let max_finds = services.policies.snapshot().leak().max_finds();
-        match services.ledger.find_noted(execution, max_finds, &find, Millis::now()).await {
+        let written = async {
+            add_static(services, execution).await?;
+            services.ledger.find_noted(execution, max_finds, &find, Millis::now()).await
+        };
+        match written.await {
             Ok(true) => return services.finds.stop(execution),
             Ok(false) => return,
             Err(error) => {
@@ -102,6 +106,22 @@ async fn write_find(services: &Services, execution: &ExecutionId) {
                 }
             }
         }
+    }
+}
+
+/// Adds the execution of a static token to the ledger, which otherwise has it from its first call on. A find may come before: in a
+/// DNS query, or in a request that was refused before it was counted. Finds of an execution that the ledger does not have stop it.
+async fn add_static(services: &Services, execution: &ExecutionId) -> Result<(), LedgerError> {
+    let policy = services.policies.snapshot();
+    // Its id is the name of the task.
+    let Some(task) = policy.task(&TaskName::new(execution.as_str())) else { return Ok(()) };
+    if services.ledger.find(execution).await?.is_some() {
+        return Ok(());
+    }
+    match services.ledger.start(Execution::of_static(task.name(), Millis::now()), Millis::now()).await {
+        // Without room it is stopped. A call that was counted meanwhile has added it.
+        Ok(()) | Err(LedgerError::Full | LedgerError::Exists) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
