@@ -37,6 +37,7 @@ mod manual;
 pub mod model;
 pub mod policy;
 mod socket_options;
+mod socket_passing;
 pub mod stages;
 mod terminal;
 pub mod tls;

@@ -6,18 +6,13 @@
 //! connections only then; until then, they wait in the queue of the kernel.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -25,17 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::flow::listener::{Accepted, AcceptedSocket, Listener, SharedSocket};
 use crate::policy::settings::ListenAt;
-
-/// A process that has ended is an error, and no signal.
-#[cfg(target_os = "linux")]
-const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
-/// The sockets are not inherited by programs that this process starts.
-#[cfg(target_os = "linux")]
-const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
-#[cfg(not(target_os = "linux"))]
-const SEND_FLAGS: SendFlags = SendFlags::empty();
-#[cfg(not(target_os = "linux"))]
-const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
+use crate::socket_passing::{self, MAX_SOCKETS};
 
 /// The name of the socket in the state directory.
 const SOCKET: &str = "takeover.sock";
@@ -43,10 +28,6 @@ const SOCKET: &str = "takeover.sock";
 const LOCK: &str = "takeover.lock";
 /// The version of the messages. A daemon of another version is not taken over.
 const VERSION: u32 = 1;
-/// The most sockets that are passed: Linux allows 253 in a message.
-const MAX_SOCKETS: usize = 128;
-/// Maximum size of the message with the sockets, in bytes.
-const MAX_MESSAGE: usize = 64 * 1024;
 /// Maximum time of the daemon for its message, and of the new process until it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The byte of the new process that is ready.
@@ -143,19 +124,7 @@ impl TakeoverSocket {
         let offer = Offer { version: VERSION, ends_within_ms, sockets: described.collect() };
         let message = serde_json::to_vec(&offer)?;
         let sockets: Vec<_> = self.sockets.iter().map(|(_, shared)| shared.socket.as_fd()).collect();
-        let sent = stream
-            .async_io(Interest::WRITABLE, || {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
-                let mut rights = SendAncillaryBuffer::new(&mut space);
-                if !rights.push(SendAncillaryMessage::ScmRights(&sockets)) {
-                    return Err(io::ErrorKind::InvalidInput.into());
-                }
-                Ok(sendmsg(&stream, &[IoSlice::new(&message)], &mut rights, SEND_FLAGS)?)
-            })
-            .await?;
-        if sent != message.len() {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
+        stream.async_io(Interest::WRITABLE, || socket_passing::send(&stream, &message, &sockets)).await?;
         let mut ready = [0];
         stream.read_exact(&mut ready).await?;
         if ready != [READY] {
@@ -255,7 +224,8 @@ impl Takeover {
             }
             Err(error) => return Err(unreachable(error)),
         };
-        let (message, sockets) = receive(&stream).map_err(unreachable)?;
+        stream.set_read_timeout(Some(READY_TIMEOUT)).map_err(unreachable)?;
+        let (message, sockets) = socket_passing::receive(&stream).map_err(unreachable)?;
         let offer: Offer = serde_json::from_slice(&message).map_err(|_| TakeoverError::Version)?;
         if offer.version != VERSION || offer.sockets.len() != sockets.len() {
             return Err(TakeoverError::Version);
@@ -322,28 +292,4 @@ fn read_byte(mut stream: &net::UnixStream) -> io::Result<Option<u8>> {
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Receives the message of the daemon and the sockets in it.
-fn receive(stream: &net::UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    stream.set_read_timeout(Some(READY_TIMEOUT))?;
-    let mut message = vec![0; MAX_MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
-    let mut rights = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut rights, RECEIVE_FLAGS)?;
-    message.truncate(received.bytes);
-    if message.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let mut sockets = Vec::new();
-    for part in rights.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = part {
-            for socket in passed {
-                #[cfg(not(target_os = "linux"))]
-                rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-                sockets.push(socket);
-            }
-        }
-    }
-    Ok((message, sockets))
 }

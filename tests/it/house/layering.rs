@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 21] = [
+const LAYERS: [(&str, &[&str]); 22] = [
     ("fair_queue", &[]),
     ("socket_options", &[]),
+    ("socket_passing", &[]),
     ("admission", &["fair_queue"]),
     ("files", &[]),
     ("group_commit", &[]),
@@ -41,13 +42,25 @@ const LAYERS: [(&str, &[&str]); 21] = [
             "files",
             "admission",
             "fair_queue",
+            "socket_passing",
         ],
     ),
     (
         "cli",
         &[
-            "model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "daemon", "files", "terminal",
+            "model",
+            "leak",
+            "policy",
+            "vault",
+            "tls",
+            "audit",
+            "stages",
+            "flow",
+            "daemon",
+            "files",
+            "terminal",
             "manual",
+            "socket_passing",
         ],
     ),
     ("tool", &["model", "terminal", "admission", "manual"]),
