@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use super::Services;
 use super::connection;
 use super::dns_message::{Answer, Kind, Question};
+use super::dns_socket::DnsSocket;
 use super::listener::ListenerAddress;
 use crate::audit::record::Record;
 use crate::model::host::{Host, HostName};
@@ -50,7 +51,7 @@ const MAX_FINDS: u64 = 4096;
 
 /// The sockets of a DNS listener.
 pub(crate) struct DnsListener {
-    udp: UdpSocket,
+    udp: DnsSocket,
     tcp: TcpListener,
     tasks: ListenerTasks,
     finds: NamesWithFinds,
@@ -125,9 +126,20 @@ impl DnsListener {
         }
         let tcp = bound(socket2::Type::STREAM, at, true)?;
         tcp.listen(128)?;
-        let tcp = TcpListener::from_std(tcp.into())?;
+        let tcp = std::net::TcpListener::from(tcp);
         // Port 0 stands for a free one, the same for both.
-        let udp = UdpSocket::from_std(bound(socket2::Type::DGRAM, tcp.local_addr()?, true)?.into())?;
+        let udp = bound(socket2::Type::DGRAM, tcp.local_addr()?, true)?;
+        Self::of(tcp, udp.into(), tasks)
+    }
+
+    /// Wraps sockets that are bound to the same address. That for TCP is listening.
+    ///
+    /// # Errors
+    /// If their options cannot be set.
+    pub(crate) fn of(tcp: std::net::TcpListener, udp: std::net::UdpSocket, tasks: ListenerTasks) -> io::Result<Self> {
+        tcp.set_nonblocking(true)?;
+        udp.set_nonblocking(true)?;
+        let (tcp, udp) = (TcpListener::from_std(tcp)?, DnsSocket::new(UdpSocket::from_std(udp)?)?);
         let finds = Cache::builder().max_capacity(MAX_FINDS).time_to_live(FIND_MEMORY).build();
         Ok(Self { udp, tcp, tasks, finds })
     }
@@ -149,18 +161,19 @@ impl DnsListener {
                 () = services.last_requests.cancelled() => break,
                 () = queries.ended() => {}
                 () = connections.ended() => {}
-                received = udp.recv_from(&mut buffer) => {
-                    let Ok((length, from)) = received else {
+                received = udp.receive(&mut buffer) => {
+                    let Ok((length, path)) = received else {
                         tokio::time::sleep(BACK_OFF).await;
                         continue;
                     };
                     let query = buffer.get(..length).unwrap_or_default().to_vec();
-                    let client = DnsClient { services: services.clone(), peer: peer(&self.tasks, from), finds: self.finds.clone() };
+                    let peer = peer(&self.tasks, path.from);
+                    let client = DnsClient { services: services.clone(), peer, finds: self.finds.clone() };
                     let udp = udp.clone();
-                    queries.spawn(from.ip(), async move {
+                    queries.spawn(path.from.ip(), async move {
                         if let Some(answer) = client.answer(&query).await {
                             // The client may be gone.
-                            let _ = udp.send_to(&answer, from).await;
+                            let _ = udp.answer(&answer, &path).await;
                         }
                     });
                 }

@@ -8,6 +8,7 @@ pub(crate) mod connection;
 pub(crate) mod disconnect;
 pub(crate) mod dns_listener;
 mod dns_message;
+mod dns_socket;
 pub(crate) mod documents;
 pub(crate) mod exchange;
 pub(crate) mod http1_gate;

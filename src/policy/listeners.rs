@@ -280,7 +280,8 @@ fn check_captured(listener: &ProxyListener, findings: &Findings) {
         findings.problem(at("mode"), "only Linux captures connections", "\"proxy\" or \"socks5\"");
     }
     if listener.mode == ListenerMode::Dns {
-        if address.is_some_and(|address| address.ip().is_unspecified()) {
+        let is_wildcard = address.is_some_and(|address| address.ip().is_unspecified());
+        if is_wildcard && cfg!(not(target_os = "linux")) {
             let problem = "an answer could come from another address than the one that was asked";
             findings.problem(at("listen"), problem, "the address that clients ask");
         }
