@@ -21,7 +21,7 @@ use crate::files;
 use crate::leak::{FindCount, Finding, LogValues, Matcher, ValueOwner};
 use crate::model::dns::DnsFailure;
 use crate::model::failure::FailureReason;
-use crate::model::host::HostName;
+use crate::model::host::{Host, HostName};
 use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
@@ -279,6 +279,14 @@ impl Record {
         self.line.host = Some(self.logged_name(&host).to_owned());
         self.requested_host = Some(host);
         self.line.port = Some(target.port());
+    }
+
+    /// Records the destination of a connection whose protocol is not known.
+    pub fn destination(&mut self, host: &Host, port: u16) {
+        let host = host.to_string();
+        self.line.host = Some(self.logged_name(&host).to_owned());
+        self.requested_host = Some(host);
+        self.line.port = Some(port);
     }
 
     /// Returns the requested host as logged, if a target was parsed.

@@ -38,9 +38,10 @@ pub(super) fn allow_flag(line: &Line, code: &str) -> Option<String> {
 /// Returns the flag for the destination of a request.
 fn flag_for(line: &Line) -> Option<String> {
     let host = clean(line.host.as_deref()?);
-    let port = line.port?;
     let plain = line.scheme.as_deref() == Some("http");
     let usual = if plain { 80 } else { 443 };
+    // A DNS query has no port.
+    let port = line.port.or_else(|| (line.tool.as_deref() == Some("dns")).then_some(usual))?;
     let port = if port == usual { String::new() } else { format!(":{port}") };
     let scheme = if plain { "http://" } else { "" };
     Some(format!("--allow {scheme}{host}{port}"))
@@ -124,6 +125,8 @@ mod tests {
         let rows = [
             (line("host_not_allowed"), "--allow api.test"),
             (Line { port: Some(8443), ..line("port_not_allowed") }, "--allow api.test:8443"),
+            (Line { port: None, tool: Some("dns".into()), ..line("host_not_allowed") }, "--allow api.test"),
+            (Line { port: None, ..line("host_not_allowed") }, Refusal::Deny(Deny::HostNotAllowed).notice().title),
             (
                 Line { scheme: Some("http".into()), port: Some(80), ..line("scheme_not_allowed") },
                 "--allow http://api.test",

@@ -183,7 +183,7 @@ fn ca_files(settings: &Settings, ca_dir: Option<&Path>) -> io::Result<(PathBuf, 
     let authority = Authority::of(ca_cert, ca_key.as_deref()).map_err(io::Error::other)?;
     let bundle = write_bundle(&settings.state_dir, &authority.ca_pem())?;
     Ok(match ca_dir {
-        Some(dir) => (dir.join("ca.pem"), dir.join(BUNDLE_FILE)),
+        Some(dir) => (dir.join(CA_FILE), dir.join(BUNDLE_FILE)),
         None => (ca_cert.clone(), bundle),
     })
 }
@@ -230,8 +230,10 @@ pub(super) fn variables(proxy_url: &str, ca: &Path, bundle: &Path) -> Vec<(&'sta
     proxy.chain(roots).chain(extra).chain([("NODE_USE_ENV_PROXY", "1".to_owned())]).collect()
 }
 
+/// The file with the interception CA.
+pub(super) const CA_FILE: &str = "ca.pem";
 /// The file with the interception CA and the system's roots.
-const BUNDLE_FILE: &str = "ca-bundle.pem";
+pub(super) const BUNDLE_FILE: &str = "ca-bundle.pem";
 
 /// Writes the interception CA and the system's roots to a file in the state directory. Replaces an existing file.
 pub(super) fn write_bundle(dir: &Path, ca_pem: &str) -> io::Result<PathBuf> {

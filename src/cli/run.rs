@@ -16,7 +16,7 @@ use toml::Table;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
-use super::isolate::RunDirectory;
+use super::isolate::{CapturedPorts, NoNetwork, RunDirectory, WaitingCommand};
 use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey, variable_of};
 use super::summary::{Flags, summary};
 use super::terminal::{self, clean, say};
@@ -87,6 +87,10 @@ pub(super) struct RunArgs {
     /// Isolate the command: its own network, processes and mounts, with the proxy as the only way out (Linux, no root)
     #[arg(long)]
     isolate: bool,
+    /// With --isolate, do not capture connections of programs that ignore the proxy variables, and answer no DNS queries: only
+    /// those that use the proxy reach the network
+    #[arg(long, requires = "isolate")]
+    proxy_only: bool,
     /// With --isolate, allow the command to create Unix sockets. It can then connect to those in the file system that
     /// are not hidden; see the operations manual
     #[arg(long, requires = "isolate")]
@@ -204,7 +208,7 @@ async fn run_command(
         Exit::Failed
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
-    let Prepared { config, hidden_variables, placeholders, knows_user } = prepared;
+    let Prepared { config, hidden_variables, placeholders, knows_user, captured } = prepared;
     let warnings = config.warnings.iter().cloned().chain(config.policy.weak_values());
     for warning in warnings.filter(|warning| warning.path.starts_with("credentials.")) {
         say(format_args!("warning: {warning}"));
@@ -214,29 +218,41 @@ async fn run_command(
     let ca = config.settings.interception.ca_cert.clone();
     let commands = super::command_runner(&config.policy, &|name| environment.text(name).map(Into::into))
         .map_err(|error| failed(&error))?;
-    let parts = StartParts { commands, ..StartParts::default() };
-    let daemon = Daemon::start_on(parts, config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
-    let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
-    let ours = || daemon.proxy_addresses().first().map(ToString::to_string);
-    let address = own_loopback.or_else(ours).ok_or_else(|| failed(&"the proxy has no address"))?;
-    let bundle = env::write_bundle(directory.path(), &daemon.ca_pem()).map_err(|error| failed(&error))?;
-    let seen = |path: PathBuf| match path.file_name() {
-        Some(name) if args.isolate => Path::new(isolate::CERTIFICATES).join(name),
-        _ => path,
-    };
-    let (ca, bundle) = (seen(ca), seen(bundle));
-    let userinfo = if knows_user { String::new() } else { format!("{TASK}:{token}@") };
-    let variables = env::variables(&format!("http://{userinfo}{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = match args.isolate {
-        true => isolate::isolated_command(directory, args.unix_sockets, args.quiet, program),
+        true => isolate::isolated_command(directory, &captured, (args.unix_sockets, args.quiet), program),
         false => Command::new(program),
     };
     command.kill_on_drop(true);
     set_arguments_and_environment(&mut command, rest, &keys, hidden_variables, &environment)?;
     drop(environment);
-    command.envs(variables).envs(own);
-    let status = match command.spawn() {
+    command.envs(own);
+    let start_proxy = async |enclosed| {
+        let parts = StartParts { commands, enclosed, ..StartParts::default() };
+        let daemon = Daemon::start_on(parts, config.settings, config.policy, None).await?;
+        let bundle = env::write_bundle(directory.path(), &daemon.ca_pem())?;
+        Ok::<_, Box<dyn std::error::Error>>((daemon, bundle))
+    };
+    let (daemon, started) = if args.isolate {
+        let certificates = Path::new(isolate::CERTIFICATES);
+        let (ca, bundle) = (certificates.join(env::CA_FILE), certificates.join(env::BUNDLE_FILE));
+        command.envs(env::variables(&format!("http://{}", isolate::PROXY), &ca, &bundle));
+        // The proxy serves the sockets of the command's network, so the network is there before it.
+        let (waiting, sockets) = match WaitingCommand::spawn(command, directory).await {
+            Ok(waiting) => waiting,
+            Err(NoNetwork::Ended(status)) => return Ok(status),
+            Err(NoNetwork::Failed(error)) => return Err(failed(&error)),
+        };
+        let (daemon, _) = start_proxy(Some(sockets)).await.map_err(|error| failed(&error))?;
+        (daemon, Ok(waiting.start().await.map_err(|error| failed(&error))?))
+    } else {
+        let (daemon, bundle) = start_proxy(None).await.map_err(|error| failed(&error))?;
+        let address = *daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
+        let userinfo = if knows_user { String::new() } else { format!("{TASK}:{token}@") };
+        command.envs(env::variables(&format!("http://{userinfo}{address}"), &ca, &bundle));
+        (daemon, command.spawn())
+    };
+    let status = match started {
         // Polled in this order, so that a key that is sent just before the end is reported, too.
         Ok(child) => tokio::select! {
             biased;
@@ -334,6 +350,8 @@ struct Prepared {
     placeholders: Vec<PlaceholderCredential>,
     /// The listener knows the user of the command, so that clients need no token.
     knows_user: bool,
+    /// The ports of the command's own network that lead to the proxy.
+    captured: CapturedPorts,
 }
 
 /// Compiles the configuration of the command's proxy: the file's settings with the chosen task's integrations and
@@ -381,7 +399,7 @@ fn configure(
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
-    let knows_user = put_listener(&mut table, args, state);
+    let knows_user = put_listener(&mut table, args);
     let flags = put_network(&mut table, args)?;
     // Secrets are read from the configured vault. All other state is in the run's own directory.
     let vault = vault::vault_with(&paths::vault_settings(config)?, &|name| environment.text(name));
@@ -409,7 +427,19 @@ fn configure(
     compiled.settings.interception.ca_key = None;
     // Processes that outlive the command must not delay the exit.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
-    Ok(Prepared { config: compiled, hidden_variables, placeholders, knows_user })
+    let captured = captured_ports(&compiled, args);
+    if args.isolate {
+        compiled.settings.proxy.listeners = captured.listeners(&TaskName::new(TASK));
+    }
+    Ok(Prepared { config: compiled, hidden_variables, placeholders, knows_user, captured })
+}
+
+/// Returns the ports at which connections of the command are captured.
+fn captured_ports(config: &Config, args: &RunArgs) -> CapturedPorts {
+    if args.proxy_only || !args.isolate {
+        return CapturedPorts::default();
+    }
+    CapturedPorts::with(config.policy.tasks().flat_map(|task| task.ports_of_names().collect::<Vec<_>>()))
 }
 
 /// Replaces the paths of problems by the flags that they come from.
@@ -426,7 +456,7 @@ fn of_flags(mut problems: Vec<Problem>, flags: &HashMap<String, &'static str>) -
 
 /// Sets the listener of the command's proxy. Returns whether it knows the command by its user. Browsers and other clients
 /// that cannot send a token need that.
-fn put_listener(table: &mut Table, args: &RunArgs, state: &Path) -> bool {
+fn put_listener(table: &mut Table, args: &RunArgs) -> bool {
     // The authentication settings of the daemon's listeners do not apply to this one.
     if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
         for key in ["tls", "unix_tasks", "unix_mode", "listen", "listeners", "cidr_tasks"] {
@@ -436,9 +466,8 @@ fn put_listener(table: &mut Table, args: &RunArgs, state: &Path) -> bool {
     let mut tasks = Table::new();
     tasks.insert(rustix::process::geteuid().as_raw().to_string(), TASK.into());
     if args.isolate {
-        // Only the relay of the command's network reaches this socket.
-        put(table, "proxy", "listen".to_owned(), vec![isolate::listen_address(state)]);
-        put(table, "proxy", "unix_tasks".to_owned(), tasks);
+        // The listeners of the command's network replace it.
+        put(table, "proxy", "listen".to_owned(), vec![isolate::PROXY.to_string()]);
         return true;
     }
     // Some sandboxes do not have the interface of the kernel that says who a client is.

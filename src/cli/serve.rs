@@ -83,7 +83,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
             Ok(hangup) => hangup,
             Err(error) => return failed(&error),
         };
-        let parts = StartParts { inherited, takeover, is_offered: true, commands };
+        let parts = StartParts { inherited, takeover, is_offered: true, commands, enclosed: None };
         match Daemon::start_on(parts, loaded.settings, loaded.policy, file).await {
             Ok(daemon) => run_until_stopped(daemon, hangup).await,
             Err(error) => failed(&error),

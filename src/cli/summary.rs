@@ -10,6 +10,8 @@ use crate::policy::pattern::HostPattern;
 
 /// The number of refusals of a host from which a client is assumed to repeat its requests.
 const MANY_REFUSALS: usize = 3;
+/// The only reason in the network of an isolated command for which it is not known.
+const WRONG_PASSWORD: &str = "a program sent a password of its own; the proxy asks for none here";
 /// The columns before the host of a row.
 const INDENT: usize = 9;
 
@@ -31,7 +33,7 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     let failed: HashSet<&str> = lines.iter().filter(|line| line.code.is_some()).map(|line| line.id.as_str()).collect();
     let is_passed = |line: &&Line| line.event == Event::Decided && !failed.contains(line.id.as_str());
     let passed = lines.iter().filter(is_passed).count();
-    let refused = refusals(&lines);
+    let refused = refusals(&lines, flags.isolated);
     let count: usize = refused.values().sum();
     let silenced = if quiet.is_empty() { String::new() } else { format!("; {} to hosts of --deny", quiet.len()) };
     let mut out = vec![format!("exeat: {passed} allowed, {count} refused or failed{silenced}")];
@@ -83,7 +85,7 @@ struct Refusal {
     advice: String,
 }
 
-fn refusals(lines: &[Line]) -> BTreeMap<Refusal, usize> {
+fn refusals(lines: &[Line], isolated: bool) -> BTreeMap<Refusal, usize> {
     let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
     let mut add = |refusal: Refusal, more: usize| {
         let count = refused.entry(refusal).or_default();
@@ -92,7 +94,11 @@ fn refusals(lines: &[Line]) -> BTreeMap<Refusal, usize> {
     for line in lines {
         let code = line.code.as_deref().unwrap_or_default();
         if !code.is_empty() && !is_auth_challenge(line, lines) {
-            add(Refusal { place: place(line), code: code.to_owned(), advice: advice::of(line, code) }, 1);
+            let advice = match code {
+                "caller_unknown" if isolated => WRONG_PASSWORD.to_owned(),
+                _ => advice::of(line, code),
+            };
+            add(Refusal { place: place(line), code: code.to_owned(), advice }, 1);
         }
     }
     for (code, more) in lines.iter().flat_map(|line| &line.codes) {

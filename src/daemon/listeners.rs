@@ -1,6 +1,9 @@
 //! Opens the daemon's listeners: at the configured addresses, with sockets that the service manager has passed, or with those of
 //! a daemon that is taken over.
 
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::StartError;
@@ -17,6 +20,9 @@ pub struct StartParts {
     pub inherited: Inherited,
     /// The sockets of the daemon that is taken over.
     pub takeover: Option<Takeover>,
+    /// The sockets of all configured listeners, if they are in a network that is not this process's: that of a sandbox. They
+    /// are in the order of the listeners, and a DNS listener has two: TCP, then UDP. No address is bound then.
+    pub enclosed: Option<Vec<OwnedFd>>,
     /// Whether a new process may take over from this one. It may not take the service manager's sockets.
     pub is_offered: bool,
     /// The process that runs commands.
@@ -24,6 +30,7 @@ pub struct StartParts {
 }
 
 /// The open listeners.
+#[derive(Default)]
 pub(super) struct Listeners {
     pub(super) proxy: Vec<Listener>,
     pub(super) dns: Vec<DnsListener>,
@@ -32,6 +39,8 @@ pub(super) struct Listeners {
     /// A second handle of each, if they are offered to a new process.
     pub(super) shared: Option<Vec<(Role, SharedSocket)>>,
     takeover: Option<Takeover>,
+    /// They are in the network of a sandbox.
+    is_enclosed: bool,
 }
 
 impl Listeners {
@@ -40,11 +49,13 @@ impl Listeners {
     /// # Errors
     /// [`StartError::Listen`].
     pub(super) async fn open(parts: StartParts, settings: &Settings) -> Result<Self, StartError> {
-        let StartParts { inherited, takeover, is_offered, .. } = parts;
+        let StartParts { inherited, takeover, is_offered, enclosed, .. } = parts;
+        if let Some(sockets) = enclosed {
+            return Self::enclosed(sockets, settings);
+        }
         let is_offered = is_offered && inherited.proxy.is_empty() && inherited.admin.is_none();
         let shared = is_offered.then(Vec::new);
-        let mut opened =
-            Self { proxy: inherited.proxy, dns: Vec::new(), admin: inherited.admin, metrics: None, shared, takeover };
+        let mut opened = Self { proxy: inherited.proxy, admin: inherited.admin, shared, takeover, ..Self::default() };
         if opened.proxy.is_empty() {
             for configured in settings.proxy.listeners.iter().filter(|configured| !configured.is_dns()) {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
@@ -68,6 +79,33 @@ impl Listeners {
             opened.metrics = Some(opened.listen(Role::Metrics, at, METRICS_MODE).await?);
         }
         Ok(opened)
+    }
+
+    /// Returns the listeners of a sandbox's network, to which the passed sockets belong.
+    fn enclosed(sockets: Vec<OwnedFd>, settings: &Settings) -> Result<Self, StartError> {
+        let mut sockets = sockets.into_iter();
+        let mut next = || sockets.next().ok_or(io::ErrorKind::NotFound.into());
+        let mut opened = Self { is_enclosed: true, ..Self::default() };
+        for configured in &settings.proxy.listeners {
+            let failed = |source| StartError::Listen { address: configured.at.clone(), source };
+            if configured.is_dns() {
+                let (tcp, udp) = (next().map_err(failed)?, next().map_err(failed)?);
+                opened.dns.push(DnsListener::of(tcp.into(), udp.into(), configured.tasks.clone()).map_err(failed)?);
+            } else {
+                let socket = next().and_then(|socket| Listener::taken_over(socket, &configured.at));
+                let mut listener = socket.map_err(failed)?;
+                listener.configure(configured);
+                opened.proxy.push(listener);
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Returns the addresses that lead to the listeners, from this process's network.
+    pub(super) fn own_addresses(&self) -> Vec<SocketAddr> {
+        let proxy = self.proxy_addresses().into_iter().map(|listener| listener.at);
+        let all = proxy.chain(self.admin_address()).chain(self.metrics_address());
+        all.filter_map(|at| at.tcp()).filter(|_| !self.is_enclosed).collect()
     }
 
     /// Listens on an address, with the socket of the daemon that is taken over if it has one for it.

@@ -160,8 +160,8 @@ impl Daemon {
         }
         let (proxy, admin) = (listeners.proxy_addresses(), listeners.admin_address());
         let metrics = listeners.metrics_address();
-        let own = proxy.iter().map(|listener| &listener.at).chain(&admin).chain(&metrics).filter_map(ListenAt::tcp);
-        let own = OwnEndpoints { listeners: own.collect(), synthetic: settings.synthetic_ranges().to_vec() };
+        let own =
+            OwnEndpoints { listeners: listeners.own_addresses(), synthetic: settings.synthetic_ranges().to_vec() };
         let prepared = Prepared::of(&settings, own, admin.is_some())?;
         let descriptors = prepared.descriptors;
         // The rest needs the log and the ledger, which the old process has until its end.

@@ -55,8 +55,13 @@ pub(super) async fn serve(client: Arc<Client>, stream: client::ClientStream) {
             Ok(found) => found,
             Err(refusal) => {
                 let mut record = client.services.record(&client.peer);
-                // The log has the task, if the listener knows it.
+                // The log has the task, if the listener knows it, and so the name that it has looked up.
                 let identified = connection::identify(&client, &HeaderMap::new(), &mut record).await;
+                if let Ok((_, caller)) = &identified {
+                    let synthetic = &client.services.synthetic_addresses;
+                    let name = synthetic.name_at(caller.task(), original.ip(), Instant::now());
+                    record.destination(&name.map_or(Host::Ip(original.ip()), Host::Name), original.port());
+                }
                 record.failed(identified.err().unwrap_or(refusal));
                 None
             }
@@ -122,7 +127,10 @@ async fn open(
         Some(_) => request,
         None => {
             let name = services.synthetic_addresses.name_at(caller.task(), original.ip(), Instant::now());
-            let name = name.ok_or(Refusal::from(Deny::NoName))?;
+            let name = name.ok_or_else(|| {
+                record.destination(&Host::Ip(original.ip()), original.port());
+                Refusal::from(Deny::NoName)
+            })?;
             connection::connect_request(&format!("{}:{}", name.as_str(), original.port()))
         }
     };

@@ -40,6 +40,12 @@ pub struct PatternError {
 pub struct Warning(pub String);
 
 impl HostPattern {
+    /// Returns true if it allows an address, and no name.
+    #[must_use]
+    pub fn is_address(&self) -> bool {
+        matches!(self, Self::Exactly(Host::Ip(_)))
+    }
+
     /// Parses a pattern from the configuration.
     ///
     /// # Errors

@@ -524,6 +524,13 @@ impl Task {
         self.integrations.iter().map(|rule| rule.name.clone()).collect()
     }
 
+    /// Returns the ports of its integrations that allow names, and not only addresses.
+    pub fn ports_of_names(&self) -> impl Iterator<Item = u16> {
+        let has_name =
+            |rule: &&Arc<Integration>| rule.any_public_host || rule.allowed.iter().any(|pattern| !pattern.is_address());
+        self.integrations.iter().filter(has_name).flat_map(|rule| rule.ports.iter().copied())
+    }
+
     /// Returns the credentials that the task may use.
     #[must_use]
     pub fn credentials(&self) -> &TaskCredentials {

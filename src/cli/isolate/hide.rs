@@ -1,18 +1,16 @@
-//! Hides Unix sockets in the file system, which stay reachable in a new network namespace, and adds the CA's certificates.
+//! Hides Unix sockets in the file system, which stay reachable in a new network namespace.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 
-use super::{CERTIFICATES, IsolationError, failed, namespace};
+use super::{IsolationError, failed, namespace};
 
 /// Directories where services create their sockets, and that of message queues. The whole directory is covered, so that
 /// those created later are hidden, too.
@@ -21,33 +19,24 @@ const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 /// Variables that name sockets in other ways than by an existing path.
 const SOCKET_VARIABLES: [&str; 5] =
     [RUNTIME_DIR, "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY"];
-/// The files in the run's directory that the command needs.
-const CERTIFICATE_FILES: [&str; 2] = ["ca.pem", "ca-bundle.pem"];
 
 /// The paths to hide, collected outside the namespaces.
 pub(super) struct HiddenPaths {
     directories: Vec<PathBuf>,
     sockets: BTreeSet<PathBuf>,
     variables: Vec<OsString>,
-    certificates: Vec<(&'static str, Vec<u8>)>,
     working_dir: PathBuf,
 }
 
 impl HiddenPaths {
     /// Collects the paths to hide. Must be called outside the namespaces, because `/proc/net/unix` lists no sockets
     /// inside.
-    pub(super) fn collect(directory: &OwnedFd) -> Result<Self, IsolationError> {
+    pub(super) fn collect() -> Result<Self, IsolationError> {
         let table = fs::read("/proc/net/unix").map_err(failed("listing sockets"))?;
         let named: Vec<_> = std::env::vars_os().map(|(name, value)| (name, sockets_in_variable(&value))).collect();
         let runtime = std::env::var_os(RUNTIME_DIR).map(PathBuf::from).filter(|dir| dir.is_absolute());
         let mut variables: Vec<_> = SOCKET_VARIABLES.map(Into::into).into();
         variables.extend(named.iter().filter(|(_, sockets)| !sockets.is_empty()).map(|(name, _)| name.clone()));
-        let read = |name| {
-            let file = rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-            let mut content = Vec::new();
-            fs::File::from(file).read_to_end(&mut content)?;
-            Ok((name, content))
-        };
         Ok(Self {
             directories: SHARED_DIRS.iter().map(PathBuf::from).chain(runtime).collect(),
             sockets: bound_sockets(&table)
@@ -55,11 +44,6 @@ impl HiddenPaths {
                 .chain(named.into_iter().flat_map(|(_, sockets)| sockets))
                 .collect(),
             variables,
-            certificates: CERTIFICATE_FILES
-                .into_iter()
-                .map(read)
-                .collect::<io::Result<_>>()
-                .map_err(failed("the certificates"))?,
             working_dir: std::env::current_dir().map_err(failed("the working directory"))?,
         })
     }
@@ -83,26 +67,13 @@ impl HiddenPaths {
                 mount_bind("/dev/null", &real).map_err(failed(format!("covering {}", real.display())))?;
             }
         }
-        self.add_certificates().map_err(failed(format!("{CERTIFICATES}, for the CA's certificates")))?;
-        // Without this, the working directory would still be the one below the new mount.
-        std::env::set_current_dir(&self.working_dir)
-            .map_err(failed(format!("{} is hidden from the command; start it elsewhere", self.working_dir.display())))
+        Ok(())
     }
 
-    /// Adds a directory in `/run`, which is covered.
-    fn add_certificates(&self) -> io::Result<()> {
-        let directory = Path::new(CERTIFICATES);
-        // A service may have had a link of this name, which the cover has kept.
-        if directory.is_symlink() {
-            fs::remove_file(directory)?;
-        }
-        fs::create_dir(directory)?;
-        cover_directory(directory)?;
-        for (file, content) in &self.certificates {
-            fs::write(directory.join(file), content)?;
-        }
-        let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-        Ok(mount_remount(directory, flags, c"")?)
+    /// Enters the directory in which the command was started again. Before, it is still the one below the new mounts.
+    pub(super) fn enter_working_dir(&self) -> Result<(), IsolationError> {
+        std::env::set_current_dir(&self.working_dir)
+            .map_err(failed(format!("{} is hidden from the command; start it elsewhere", self.working_dir.display())))
     }
 
     /// Returns the directory in which the command was started.
@@ -135,7 +106,7 @@ fn is_inaccessible(error: &io::Error) -> bool {
 
 /// Mounts an empty directory over a directory. Symbolic links in it are kept: their targets are visible anyway, and
 /// some systems use them to find programs.
-fn cover_directory(directory: &Path) -> io::Result<()> {
+pub(super) fn cover_directory(directory: &Path) -> io::Result<()> {
     let mut links = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if let Ok(target) = fs::read_link(entry.path()) {

@@ -4,26 +4,29 @@
 //!
 //! | process | where | task |
 //! |---|---|---|
-//! | `exeat run` | outside; as a normal user in a user and a mount namespace, where it can create a file system | runs the proxy, on a Unix socket in a file system that is not mounted anywhere |
-//! | `exeat inside` | own user, network, mount and IPC namespace | covers sockets, relays the loopback to the proxy |
+//! | `exeat run` | outside; as a normal user in a user and a mount namespace, where it can create a file system | runs the proxy, on the sockets of the command's network |
+//! | `exeat inside` | own user, network, mount and IPC namespace | opens these sockets and passes them out, covers others, waits |
 //! | `exeat inside --first` | also process 1 of a PID namespace; as root, in a second user namespace | drops its privileges, filters system calls, reaps |
 //! | the command | the same | runs |
 //!
 //! Any failure stops the run before the command starts: isolation is complete or the command does not run.
 
+mod command_files;
 mod directory;
 mod first;
 mod hide;
+mod java_truststore;
 mod namespace;
+mod network;
 mod privilege;
-mod relay;
+mod sockets;
 mod syscalls;
 
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -31,15 +34,16 @@ use rustix::fs::{Mode, OFlags};
 use tokio::process::Command;
 
 pub(super) use directory::RunDirectory;
+pub(super) use sockets::{CapturedPorts, NoNetwork, WaitingCommand};
 
 use super::Exit;
 use super::child::{Signals, exit_code};
 use super::terminal::{self, say};
 
 /// The address of the proxy inside the network namespace, on its own loopback interface.
-pub(super) const PROXY: &str = "127.0.0.1:3128";
-/// The name of the proxy's socket in the run's directory.
-const SOCKET: &str = "proxy.sock";
+pub(super) const PROXY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3128);
+/// The port of the DNS listener inside, at all addresses.
+const DNS_PORT: u16 = 53;
 /// The directory inside with the CA's certificates.
 pub(super) const CERTIFICATES: &str = "/run/exeat";
 /// This executable. The link stays valid when the file is replaced or deleted while it runs.
@@ -51,6 +55,9 @@ pub(super) struct InsideArgs {
     /// The descriptor of the run's directory
     #[arg(long)]
     directory: Option<RawFd>,
+    /// The ports at which connections are captured
+    #[arg(long, value_delimiter = ',')]
+    capture: Vec<u16>,
     /// Allow the command to create Unix sockets
     #[arg(long)]
     unix_sockets: bool,
@@ -65,13 +72,13 @@ pub(super) struct InsideArgs {
     command: Vec<OsString>,
 }
 
-/// Returns the address that the proxy listens on, as written in the configuration.
-pub(super) fn listen_address(state: &Path) -> String {
-    format!("unix:{}", state.join(SOCKET).display())
-}
-
 /// Returns the command that runs a program in isolation. The caller adds the program's arguments.
-pub(super) fn isolated_command(directory: &RunDirectory, unix_sockets: bool, quiet: bool, program: &str) -> Command {
+pub(super) fn isolated_command(
+    directory: &RunDirectory,
+    captured: &CapturedPorts,
+    (unix_sockets, quiet): (bool, bool),
+    program: &str,
+) -> Command {
     if rustix::process::geteuid().is_root() {
         say("exeat: warning: as root, the command owns files that allow an escape (cron, sysctls, devices); \
              run it as another user");
@@ -80,6 +87,10 @@ pub(super) fn isolated_command(directory: &RunDirectory, unix_sockets: bool, qui
     command.arg0("exeat").arg("inside");
     if let Some(number) = directory.number() {
         command.arg("--directory").arg(number.to_string());
+    }
+    if !captured.list().is_empty() {
+        let ports: Vec<String> = captured.list().iter().map(ToString::to_string).collect();
+        command.arg("--capture").arg(ports.join(","));
     }
     command.args(unix_sockets.then_some("--unix-sockets")).args((!quiet).then_some("--hint")).arg("--").arg(program);
     command
@@ -107,20 +118,23 @@ fn report(IsolationError(why): IsolationError) -> Exit {
     Exit::Failed
 }
 
-/// Creates the namespaces, starts their first process, and relays connections to the proxy until it ends.
+/// Creates the namespaces, passes the sockets of their network to the proxy, and runs their first process.
 fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
     let parent = rustix::process::getppid();
     let directory = inherited_directory(args).map_err(failed("the run's directory"))?;
-    let hidden = hide::HiddenPaths::collect(&directory)?;
-    let proxy = relay::Proxy::open(&directory, SOCKET).map_err(failed("the proxy's socket"))?;
-    drop(directory);
+    let hidden = hide::HiddenPaths::collect()?;
+    let captured = CapturedPorts::listed(&args.capture);
+    let outside = sockets::Outside::connect(&directory).map_err(failed("the proxy's process"))?;
     namespace::enter()?;
     privilege::die_with(parent).map_err(failed("setting the parent death signal"))?;
     terminal::undumpable();
+    let opened = sockets::open(&captured).map_err(failed("the command's network"))?;
+    outside.pass(&opened).map_err(failed("the proxy"))?;
+    drop(opened);
+    let files = command_files::CommandFiles::read(directory).map_err(failed("the certificates"))?;
     hidden.cover()?;
-    namespace::enable_loopback().map_err(failed("enabling the loopback"))?;
-    let listener = std::net::TcpListener::bind(PROXY).map_err(failed(PROXY))?;
-    listener.set_nonblocking(true).map_err(failed(PROXY))?;
+    files.add(!args.capture.is_empty())?;
+    hidden.enter_working_dir()?;
     privilege::keep_across_exec().map_err(failed("keeping privileges across exec"))?;
     // No threads can be created from here on, because children are in another PID namespace than this process.
     let runtime =
@@ -129,11 +143,7 @@ fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         let mut signals = Signals::new().map_err(failed("installing signal handlers"))?;
         let child = first_process(args, &hidden).spawn().map_err(failed("starting the first process"))?;
         privilege::drop_all().map_err(failed("dropping privileges"))?;
-        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed(PROXY))?;
-        tokio::select! {
-            status = signals.wait(child) => status.map(exit_code).map_err(failed("waiting for the command")),
-            ended = relay::run(listener, proxy) => match ended.map_err(failed("the proxy's socket"))? {},
-        }
+        signals.wait(child).await.map(exit_code).map_err(failed("waiting for the command"))
     })
 }
 

@@ -1,11 +1,9 @@
-//! Creates namespaces without root privileges, with user mappings and a working loopback.
+//! Creates namespaces without root privileges, with user mappings.
 
 use std::fs;
 use std::io;
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 use super::IsolationError;
 
@@ -58,34 +56,4 @@ pub(super) fn forbidden(what: &str, error: io::Error) -> IsolationError {
          that environment instead, with the proxy as its only network"
     };
     IsolationError(format!("{what}: {error}; {why}"))
-}
-
-const RTM_NEWLINK: u16 = 16;
-const NLM_F_REQUEST_AND_ACK: u16 = 1 | 4;
-const NLMSG_ERROR: u16 = 2;
-/// The loopback is the first interface of every network namespace.
-const LOOPBACK_INDEX: u32 = 1;
-const IFF_UP: u32 = 1;
-
-/// Enables the loopback interface (`RTM_NEWLINK`, rtnetlink(7)).
-pub(super) fn enable_loopback() -> io::Result<()> {
-    // No protocol means `NETLINK_ROUTE`, which is number 0.
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    let words = [LOOPBACK_INDEX, IFF_UP, IFF_UP].map(u32::to_ne_bytes).concat();
-    let mut message = 32_u32.to_ne_bytes().to_vec();
-    message.extend([RTM_NEWLINK, NLM_F_REQUEST_AND_ACK].map(u16::to_ne_bytes).concat());
-    // The sequence number and port id of the header, then the unspecified family and device type.
-    message.extend([1_u32, 0, 0].map(u32::to_ne_bytes).concat());
-    message.extend(words);
-    sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut answer = [0_u8; 1024];
-    let (_, n) = recv(&socket, &mut answer, RecvFlags::empty())?;
-    let answer = answer.get(..n).unwrap_or_default();
-    let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
-    let code = answer.get(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
-    match (kind, code) {
-        (Some(NLMSG_ERROR), Some(0)) => Ok(()),
-        (Some(NLMSG_ERROR), Some(code)) => Err(io::Error::from_raw_os_error(code.saturating_neg())),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
 }

@@ -249,6 +249,34 @@ async fn options_are_answered_and_each_family_has_its_range() {
     }
 }
 
+/// A client takes no answer from another address than the one that it has asked.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn answers_come_from_the_address_that_was_asked() {
+    for at in ["0.0.0.0:0", "[::]:0"] {
+        let builder = LabBuilder::new().await;
+        let text = format!(
+            "[[proxy.listeners]]\nlisten = \"{at}\"\nmode = \"dns\"\n\
+             cidr_tasks = {{ \"127.0.0.0/8\" = \"t\", \"::1\" = \"t\" }}\n\
+             [integrations.a]\nallowed_domains = [\"api.test\"]\n[tasks.t]\nintegrations = [\"a\"]\n"
+        );
+        let lab = builder.proxy(&text).await;
+        let v6 = at.starts_with('[').then_some("::1");
+        for asked in ["127.0.0.1", "127.0.0.2", "127.255.0.3"].into_iter().chain(v6) {
+            let asked: std::net::IpAddr = asked.parse().unwrap();
+            let any = if asked.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
+            let socket = tokio::net::UdpSocket::bind(any).await.unwrap();
+            // The kernel drops datagrams from elsewhere.
+            socket.connect((asked, lab.dns_listener().port())).await.unwrap();
+            socket.send(&query("api.test.", RecordType::A)).await.unwrap();
+            let mut answer = vec![0; 512];
+            let length = tokio::time::timeout(TIMEOUT, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+            let (code, found) = captured::read(&answer[..length]);
+            assert_eq!((code, found.len()), (ResponseCode::NoError, 1), "{at} {asked}");
+        }
+    }
+}
+
 /// A resolver asks for both families at once, and repeats its queries.
 #[tokio::test]
 async fn a_value_in_a_name_is_one_find_however_it_is_asked() {
@@ -375,6 +403,7 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
         assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")), "{request}: {reply}");
         assert_eq!(lab.audit().await[before]["code"], code, "{request}");
     }
+    lab.lookup("api.test.", RecordType::A).await;
     for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x16\x03\x01\x00\x00", b"\0\0", b"\x80\x2e\x01", b"ehlo x\r\n"] {
         let before = lab.audit().await.len();
         let mut stream = at.connect("api.test", port).await;
@@ -382,6 +411,9 @@ async fn names_and_addresses_that_do_not_belong_together_are_refused() {
         let _ = read_to_end(&mut stream).await;
         let line = lab.ended(before).await;
         assert_eq!((&line["code"], &line["task"]), (&"not_tls".into(), &"t".into()), "{bytes:?}: {line}");
+        // Whoever reads the log sees what the program wanted.
+        let named = (line["host"].as_str(), line["port"].as_u64());
+        assert_eq!(named, (Some("api.test"), Some(port.into())), "{line}");
     }
     assert!(origin.seen().is_empty() && plain.seen().is_empty());
 }

@@ -13,6 +13,7 @@ mod grpc;
 mod languages;
 mod learned;
 mod model_apis;
+mod no_proxy;
 mod packages;
 mod sandboxes;
 mod table;
