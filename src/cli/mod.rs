@@ -7,6 +7,7 @@ mod advice;
 mod approval;
 mod audit;
 mod ca;
+mod capture;
 mod check;
 #[cfg(target_os = "linux")]
 mod child;
@@ -120,6 +121,11 @@ enum Command {
     Ca {
         #[command(subcommand)]
         action: CaAction,
+    },
+    /// Lead the connections of a sandbox to the proxy, and refuse all others (nftables, Linux)
+    Capture {
+        #[command(subcommand)]
+        action: capture::CaptureAction,
     },
     /// Manage the secrets in the vault, to which credentials refer
     Secret(secret::SecretArgs),
@@ -308,6 +314,7 @@ pub fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args).into(),
         Command::Env(args) => env::run(config, &args).into(),
         Command::Ca { action } => ca::run(config, &action).into(),
+        Command::Capture { action } => capture::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Execution(args) => execution::run(config, admin, &args).into(),
         Command::Health { live } => health::run(config, admin, live).into(),

@@ -6,6 +6,7 @@
 
 mod agents;
 mod browser;
+mod capture;
 mod command_line;
 mod env;
 mod first_token;

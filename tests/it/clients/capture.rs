@@ -1,0 +1,247 @@
+//! `exeat capture`: a sandbox beside the daemon, as in a pod, and one in a network of its own, with the daemon's machine as its only
+//! way out.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use crate::callers::listeners::Certificates;
+use crate::operation::cli::{output, text};
+
+/// An origin at two addresses, another port, and a DNS server that writes down what it is asked.
+const ORIGIN: &str = r#"
+import http.server, socket, ssl, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b"from the origin\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args): pass
+class V6(http.server.ThreadingHTTPServer): address_family = socket.AF_INET6
+def serve(server): threading.Thread(target=server.serve_forever, daemon=True).start()
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("origin.pem", "origin-key.pem")
+for kind, address, port in [(http.server.ThreadingHTTPServer, "203.0.113.9", 443), (V6, "2001:db8:2::9", 443)]:
+    server = kind((address, port), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    serve(server)
+serve(http.server.ThreadingHTTPServer(("203.0.113.9", 80), Handler))
+serve(http.server.ThreadingHTTPServer(("203.0.113.9", 8081), Handler))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("203.0.113.9", 53))
+print("ready", flush=True)
+while True:
+    data, client = udp.recvfrom(512)
+    open("queries", "a").write(repr(data) + "\n")
+    udp.sendto(data[:2] + b"\x81\x83" + data[4:], client)
+"#;
+
+const CONFIG: &str = r#"
+state_dir = "state"
+[proxy]
+listen = ["127.0.0.1:3128"]
+[[proxy.listeners]]
+listen = "[::]:15001"
+mode = "transparent"
+cidr_tasks = { "10.0.0.0/8" = "t", "203.0.113.0/24" = "t", "2001:db8::/32" = "t" }
+[[proxy.listeners]]
+listen = "[::]:15053"
+mode = "dns"
+cidr_tasks = { "127.0.0.0/8" = "t", "10.0.0.0/8" = "t", "203.0.113.0/24" = "t", "2001:db8::/32" = "t" }
+[upstream]
+extra_roots = ["clients.pem"]
+[dns]
+servers = []
+hosts = { "api.test" = ["203.0.113.9"] }
+[network]
+allow_cidrs = ["203.0.113.0/24"]
+[audit]
+path = "audit.jsonl"
+[integrations.api]
+allowed_domains = ["api.test"]
+ports = [80, 443]
+plain_http = true
+[tasks.t]
+token = "file:token"
+integrations = ["api"]
+"#;
+
+/// `world` has the origin, `pod` the daemon (user 65532) and a sandbox (user 12345), and `box` a sandbox that reaches the world only
+/// through `pod`.
+const SCRIPT: &str = r#"
+set -e
+mount -t tmpfs tmpfs /run
+mkdir -p /run/netns
+for name in world pod box; do ip netns add $name; ip -n $name link set lo up; done
+ip link add w0 netns world type veth peer name p0 netns pod
+ip link add p1 netns pod type veth peer name b0 netns box
+address() { ip -n "$1" addr add "$3" dev "$2" $4; ip -n "$1" link set "$2" up; }
+address world w0 203.0.113.9/24; address world w0 2001:db8:2::9/64 nodad
+address pod p0 203.0.113.2/24; address pod p0 2001:db8:2::2/64 nodad
+address pod p1 10.9.0.1/24; address pod p1 2001:db8:9::1/64 nodad
+address box b0 10.9.0.2/24; address box b0 2001:db8:9::2/64 nodad
+ip -n box route add default via 10.9.0.1
+ip -n box route add default via 2001:db8:9::1
+# An address without a route is refused before any rule.
+ip -n pod route add default via 203.0.113.9
+ip -n pod route add default via 2001:db8:2::9
+ip -n world route add 10.9.0.0/24 via 203.0.113.2
+ip -n world route add 2001:db8:9::/64 via 2001:db8:2::2
+ip netns exec pod sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding'
+echo "nameserver 203.0.113.9" > resolv.conf
+mount --bind resolv.conf /etc/resolv.conf
+as() { ip netns exec "$1" setpriv --reuid "$2" --regid "$2" --clear-groups "${@:3}"; }
+trap 'kill $(jobs -p)' EXIT
+mkfifo up
+ip netns exec world python3 origin.py > up &
+read ready < up
+mkdir state; chown 65532:65532 state; touch state/log; chown 65532 state/log
+# No function, whose process would be another one than the daemon.
+ip netns exec pod setpriv --reuid 65532 --regid 65532 --clear-groups "$EXEAT" serve -c e.toml 2> log &
+daemon=$!
+until grep -q ready log; do kill -0 $daemon || { cat log >&2; exit 1; }; sleep 0.1; done
+cp state/ca.pem ca.pem; chmod 644 ca.pem
+try() { echo "$1: $(as "$2" 12345 env CURL_CA_BUNDLE=$PWD/ca.pem HOME=/nonexistent "${@:3}" 2>&1 | tr '\n' ' ')"; }
+all() {
+    try "$1 https" "$2" curl -sS -m 9 https://api.test/
+    try "$1 http" "$2" curl -sS -m 9 http://api.test/
+    try "$1 other port" "$2" curl -sS -m 9 http://203.0.113.9:8081/
+    try "$1 v6" "$2" curl -k -sS -m 9 "https://[2001:db8:2::9]/"
+    try "$1 denied" "$2" curl -sS -m 9 https://evil.test/
+    try "$1 dig" "$2" dig +short +tries=1 +timeout=5 api.test
+    try "$1 udp" "$2" python3 -c 'import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(9); s.connect(("203.0.113.9", 54)); s.send(b"x"); s.recv(1)'
+}
+all none-pod pod; all none-box box
+: > queries
+install() { ip netns exec pod "$EXEAT" capture install -c e.toml --user 65532 "$@"; }
+rules() { ip netns exec pod nft list ruleset | md5sum; }
+install
+first="$(rules)"; install
+[ "$first" = "$(rules)" ] && echo "again: same"
+all pod pod
+echo "daemon: $(as pod 65532 curl -sS -m 9 http://203.0.113.9:8081/ 2>&1)"
+echo "proxy: $(as pod 12345 curl -sS -m 9 --cacert ca.pem -x "http://t:$(cat token)@127.0.0.1:3128" https://api.test/ 2>&1)"
+# The port of the daemon's query, while the kernel still has its entry.
+echo "reused: $(ip netns exec pod python3 reuse.py 2>&1 | tail -1)"
+install --interface p1
+all box box
+try "box gateway" box curl -sS -m 9 http://10.9.0.1:9999/
+echo "uncaptured: $(as pod 12345 curl -sS -m 9 http://203.0.113.9:8081/ 2>&1)"
+echo "broken: $(ip netns exec pod "$EXEAT" capture install -c none.toml --user 65532 2>&1; ip netns exec pod nft list tables)"
+install --interface p1 --only 12345
+all both-pod pod; all both-box box
+kill -9 $daemon
+wait $daemon 2>/dev/null || true
+all killed-pod pod; all killed-box box
+wc -l < queries | sed 's/^/queries: /'
+ip netns exec pod "$EXEAT" capture remove; ip netns exec pod "$EXEAT" capture remove
+echo "left: $(ip netns exec pod nft list ruleset)"
+all removed-pod pod; all removed-box box
+"#;
+
+/// The daemon's user asks a server; then the sandbox's user sends from the same port.
+const REUSE: &str = r#"
+import os, socket, sys
+def ask(user):
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(user); os.setuid(user)
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(3)
+        s.bind(("203.0.113.2", 40053)); s.connect(("203.0.113.9", 53))
+        try:
+            s.send(b"\0\7\1\0\0\1\0\0\0\0\0\0\5reuse%d\0\0\1\0\1" % (user % 10)); s.recv(512); print("OPEN", flush=True)
+        except OSError as error: print(error, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+ask(65532)
+ask(12345)
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root, unshare, ip, nft, setpriv, dig, curl and python3"]
+async fn a_captured_sandbox_has_no_other_way_out() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (cert, key) = Certificates::new(dir.path()).issue(&["api.test"], 7);
+    let files = [
+        ("origin.pem", cert.as_str()),
+        ("origin-key.pem", &key),
+        ("origin.py", ORIGIN),
+        ("reuse.py", REUSE),
+        ("e.toml", CONFIG),
+        ("none.toml", "[proxy]\nlisten = [\"127.0.0.1:3128\"]\n"),
+        ("token", crate::lab::TOKEN),
+    ];
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).unwrap();
+        std::fs::set_permissions(dir.path().join(name), std::fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    let copied = Command::new("cp").args([env!("CARGO_BIN_EXE_exeat"), "exeat"]).current_dir(dir.path()).status();
+    assert!(copied.unwrap().success());
+    let mut command = Command::new("unshare");
+    command.args(["-n", "-m", "bash", "-c", SCRIPT]).current_dir(dir.path());
+    command.env("EXEAT", dir.path().join("exeat"));
+    let output = output(command).await;
+    let out = text(&output.stdout);
+    let said = |name: &str| {
+        let line = out.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+        line.unwrap_or_else(|| panic!("{name}: {out}\n{}", text(&output.stderr)))
+    };
+    const REACHED: &str = "from the origin";
+    // Without rules, everything but the names is reached: what fails later fails because of them.
+    for state in ["none-pod", "none-box", "removed-pod", "removed-box"] {
+        for way in ["other port", "v6"] {
+            assert!(said(&format!("{state} {way}")).contains(REACHED), "{state} {way}: {out}");
+        }
+        assert!(said(&format!("{state} https")).contains("Could not resolve"), "{state}: {out}");
+    }
+    for state in ["pod", "box", "both-pod", "both-box"] {
+        for (way, want) in [
+            ("https", REACHED),
+            ("http", REACHED),
+            ("other port", "host_not_allowed"),
+            ("v6", "unrecognized name"),
+            ("denied", "Could not resolve"),
+            ("dig", "198.1"),
+            ("udp", "Error: [Errno"),
+        ] {
+            let told = said(&format!("{state} {way}"));
+            assert!(told.contains(want), "{state} {way}: {told}\n{}", text(&output.stderr));
+        }
+    }
+    for state in ["killed-pod", "killed-box"] {
+        for way in ["https", "http", "other port", "v6", "denied", "dig", "udp"] {
+            let told = said(&format!("{state} {way}"));
+            assert!(!told.contains(REACHED) && !told.contains("198.1"), "{state} {way}: {told}");
+        }
+    }
+    let rows = [
+        ("again", "same"),
+        ("daemon", REACHED),
+        ("proxy", REACHED),
+        ("reused", "Operation not permitted"),
+        ("box gateway", "host_not_allowed"),
+        ("uncaptured", REACHED),
+        ("broken", "no listener with mode = \"transparent\""),
+        ("left", ""),
+    ];
+    for (name, want) in rows {
+        assert!(said(name).contains(want), "{name}: {}", said(name));
+    }
+    assert_eq!(said("left"), "");
+    assert!(out.contains("table inet exeat\n"), "a failed install leaves the rules: {out}");
+    // The only query is that of the daemon's user.
+    assert_eq!(said("queries").trim(), "1", "{:?}", std::fs::read_to_string(dir.path().join("queries")));
+    let log = std::fs::read_to_string(dir.path().join("state/audit.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let reached = lines.iter().filter(|line| line["event"] == "closed" && line["addr"] == "203.0.113.9");
+    assert!(reached.count() >= 8, "{log}");
+    assert!(
+        lines.iter().any(|line| line["original"] == "203.0.113.9:8081" && line["code"] == "host_not_allowed"),
+        "{log}"
+    );
+}
