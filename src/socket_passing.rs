@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 
 /// A process that has ended is an error, and no signal.
@@ -42,12 +42,16 @@ pub(crate) fn send(stream: impl AsFd, message: &[u8], sockets: &[BorrowedFd<'_>]
 /// Receives a message and the sockets in it.
 ///
 /// # Errors
-/// If the other process has closed the connection.
+/// [`io::ErrorKind::UnexpectedEof`] if the other process has closed the connection; if this process may not have so many descriptors.
 pub(crate) fn receive(stream: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; MAX_MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut rights, RECEIVE_FLAGS)?;
+    // The sockets that were received are closed again.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("not all sockets were received; raise the limit of open files (ulimit -n)"));
+    }
     message.truncate(received.bytes);
     if message.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -12,8 +12,14 @@ use crate::policy::address::embedded_v4;
 /// The length from which a path is cut off, in characters.
 const LONG_PATH: usize = 60;
 
+/// The port of SSH.
+const SSH: u16 = 22;
+
 /// Returns the reason of a line with this code, and what would help. Empty for a code that is not known.
 pub(super) fn of(line: &Line, code: &str) -> String {
+    if line.port == Some(SSH) && matches!(code, "not_tls" | "port_not_allowed") {
+        return "SSH cannot be inspected; use https".to_owned();
+    }
     if let Some(flag) = allow_flag(line, code) {
         return flag;
     }
@@ -40,8 +46,10 @@ fn flag_for(line: &Line) -> Option<String> {
     let host = clean(line.host.as_deref()?);
     let plain = line.scheme.as_deref() == Some("http");
     let usual = if plain { 80 } else { 443 };
-    // A DNS query has no port.
-    let port = line.port.or_else(|| (line.tool.as_deref() == Some("dns")).then_some(usual))?;
+    // A DNS query has no port. Reverse look-ups and those of services (RFC 2782) are not for the names of hosts.
+    let is_of_host = !host.ends_with(".arpa") && !host.split('.').any(|label| label.starts_with('_'));
+    let is_query = line.tool.as_deref() == Some("dns") && is_of_host;
+    let port = line.port.or_else(|| is_query.then_some(usual))?;
     let port = if port == usual { String::new() } else { format!(":{port}") };
     let scheme = if plain { "http://" } else { "" };
     Some(format!("--allow {scheme}{host}{port}"))
@@ -126,6 +134,16 @@ mod tests {
             (line("host_not_allowed"), "--allow api.test"),
             (Line { port: Some(8443), ..line("port_not_allowed") }, "--allow api.test:8443"),
             (Line { port: None, tool: Some("dns".into()), ..line("host_not_allowed") }, "--allow api.test"),
+            (
+                Line {
+                    port: None,
+                    tool: Some("dns".into()),
+                    host: Some("_x._tcp.api.test".into()),
+                    ..line("host_not_allowed")
+                },
+                Refusal::Deny(Deny::HostNotAllowed).notice().title,
+            ),
+            (Line { port: Some(22), ..line("not_tls") }, "SSH cannot be inspected; use https"),
             (Line { port: None, ..line("host_not_allowed") }, Refusal::Deny(Deny::HostNotAllowed).notice().title),
             (
                 Line { scheme: Some("http".into()), port: Some(80), ..line("scheme_not_allowed") },

@@ -16,7 +16,7 @@ use toml::Table;
 
 use super::child::{Signals, exit_code, report_spawn_error};
 use super::handover::Environment;
-use super::isolate::{CapturedPorts, NoNetwork, RunDirectory, WaitingCommand};
+use super::isolate::{CapturedPorts, RunDirectory, WaitingCommand};
 use super::placeholder::{HiddenKeys, PlaceholderCredential, PlaceholderKey, variable_of};
 use super::summary::{Flags, summary};
 use super::terminal::{self, clean, say};
@@ -41,8 +41,9 @@ use crate::policy::source::CompileContext;
     after_long_help = "Without --isolate, the command is not confined: a program that ignores the proxy variables \
 connects directly. With --isolate, the command has its own network, which leads only to the proxy, sees only its own \
 processes, and cannot create Unix sockets. It is killed together with its children when it or exeat ends. If it cannot \
-be isolated, it is not run. 127.0.0.1 is then the command's own loopback; --allow http://127.0.0.1:8080 allows the \
-machine's, through the proxy. Only the network is isolated, not files: a program that the command writes and that is \
+be isolated, it is not run. Connections of programs that ignore the proxy variables are captured at the ports 80, 443 and \
+those of allowed names, which the command's own servers cannot use, and DNS queries are answered; all else is refused. \
+127.0.0.1 is then the command's own loopback; --allow http://127.0.0.1:8080 allows the machine's, through the proxy. Only the network is isolated, not files: a program that the command writes and that is \
 run later by others runs outside.\n\nExamples:\n  \
 exeat run --allow example.org -- curl https://example.org/\n  \
 exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
@@ -213,6 +214,13 @@ async fn run_command(
     for warning in warnings.filter(|warning| warning.path.starts_with("credentials.")) {
         say(format_args!("warning: {warning}"));
     }
+    if !captured.left_out().is_empty() {
+        let ports: Vec<String> = captured.left_out().iter().map(ToString::to_string).collect();
+        say(format_args!(
+            "exeat: warning: not captured, and reached only by programs that use the proxy: port {}",
+            ports.join(", ")
+        ));
+    }
     let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
     let keys = HiddenKeys::new(config.policy.task(&TaskName::new(TASK)).map(Arc::as_ref), placeholders);
     let ca = config.settings.interception.ca_cert.clone();
@@ -237,14 +245,16 @@ async fn run_command(
         let certificates = Path::new(isolate::CERTIFICATES);
         let (ca, bundle) = (certificates.join(env::CA_FILE), certificates.join(env::BUNDLE_FILE));
         command.envs(env::variables(&format!("http://{}", isolate::PROXY), &ca, &bundle));
-        // The proxy serves the sockets of the command's network, so the network is there before it.
-        let (waiting, sockets) = match WaitingCommand::spawn(command, directory).await {
-            Ok(waiting) => waiting,
-            Err(NoNetwork::Ended(status)) => return Ok(status),
-            Err(NoNetwork::Failed(error)) => return Err(failed(&error)),
+        let starting = async {
+            // The proxy serves the sockets of the command's network, so the network is there before it.
+            let (waiting, sockets) = WaitingCommand::spawn(command, directory).await.map_err(isolate::not_started)?;
+            let (daemon, _) = start_proxy(Some(sockets)).await.map_err(|error| failed(&error))?;
+            Ok((daemon, Ok(waiting.start().await.map_err(isolate::not_started)?)))
         };
-        let (daemon, _) = start_proxy(Some(sockets)).await.map_err(|error| failed(&error))?;
-        (daemon, Ok(waiting.start().await.map_err(|error| failed(&error))?))
+        tokio::select! {
+            started = starting => started?,
+            _ = signals.next() => return Err(failed(&"interrupted before the command was started")),
+        }
     } else {
         let (daemon, bundle) = start_proxy(None).await.map_err(|error| failed(&error))?;
         let address = *daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;

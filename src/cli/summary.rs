@@ -12,6 +12,9 @@ use crate::policy::pattern::HostPattern;
 const MANY_REFUSALS: usize = 3;
 /// The only reason in the network of an isolated command for which it is not known.
 const WRONG_PASSWORD: &str = "a program sent a password of its own; the proxy asks for none here";
+/// The most rows of refusals, and the most names that were only looked up.
+const MAX_ROWS: usize = 100;
+const MAX_NAMES: usize = 10;
 /// The columns before the host of a row.
 const INDENT: usize = 9;
 
@@ -39,15 +42,27 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     let mut out = vec![format!("exeat: {passed} allowed, {count} refused or failed{silenced}")];
     let used = used_keys(&lines);
     out.extend(used.iter().map(|((name, host), count)| format!("  {count:>4} × {name} sent to {}", clean(host))));
-    out.extend(refused.iter().map(|(refusal, count)| {
+    out.extend(refused.iter().take(MAX_ROWS).map(|(refusal, count)| {
         let Refusal { place, code, advice } = refusal;
         beside_or_below(&format!("  {count:>4} × {place:<32} {code:<20}"), advice, INDENT)
     }));
+    if let Some(more) = refused.len().checked_sub(MAX_ROWS).filter(|more| *more > 0) {
+        out.push(format!("       … and {more} more kinds; --audit-log FILE keeps all"));
+    }
     out.extend(misplaced(&lines).into_iter().chain(leaks(&lines)).map(|advice| indented(&advice, 2)));
     out.extend(aborted_handshakes(&lines));
     let is_sent = |key: &&String| used.keys().any(|(name, _)| name == *key);
     let is_empty = passed == 0 && count == 0 && quiet.is_empty() && !lines.iter().any(is_client_tls_abort);
-    if is_empty {
+    let looked_up = only_looked_up(&lines);
+    if flags.isolated && !looked_up.is_empty() {
+        out.push(indented(
+            &format!(
+                "exeat: looked up, but nothing was sent at a port that is captured: {}; --allow HOST:PORT captures others",
+                looked_up.into_iter().map(clean).collect::<Vec<_>>().join(", ")
+            ),
+            0,
+        ));
+    } else if is_empty {
         out.push(nothing_came(flags.isolated).to_owned());
     } else {
         out.extend(
@@ -64,6 +79,16 @@ fn is_quiet(line: &Line, denied: &[HostPattern]) -> bool {
     let host = || Host::parse(line.host.as_deref()?).ok();
     line.code.as_deref() == Some("host_not_allowed")
         && host().is_some_and(|host| denied.iter().any(|pattern| pattern.matches(&host)))
+}
+
+/// Returns the names that the command has looked up, without a request to them.
+fn only_looked_up(lines: &[Line]) -> BTreeSet<&str> {
+    let is_query = |line: &&Line| line.tool.as_deref() == Some("dns");
+    let names =
+        lines.iter().filter(is_query).filter(|line| line.code.is_none()).filter_map(|line| line.host.as_deref());
+    let reached: BTreeSet<&str> =
+        lines.iter().filter(|line| !is_query(line)).filter_map(|line| line.host.as_deref()).collect();
+    names.filter(|name| !reached.contains(name)).take(MAX_NAMES).collect()
 }
 
 fn nothing_came(isolated: bool) -> &'static str {
@@ -189,6 +214,9 @@ fn needed_flags(lines: &[Line]) -> impl Iterator<Item = String> {
 
 /// Returns the host and port of a request, as far as they are known.
 fn place(line: &Line) -> String {
+    if line.code.as_deref() == Some("rate_limited") && line.tool.as_deref() == Some("dns") {
+        return "(DNS queries)".to_owned();
+    }
     let port = line.port.map(|port| format!(":{port}")).unwrap_or_default();
     format!("{}{port}", line.host.as_deref().map_or("-".to_owned(), clean))
 }

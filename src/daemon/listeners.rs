@@ -83,10 +83,16 @@ impl Listeners {
 
     /// Returns the listeners of a sandbox's network, to which the passed sockets belong.
     fn enclosed(sockets: Vec<OwnedFd>, settings: &Settings) -> Result<Self, StartError> {
+        let configured = &settings.proxy.listeners;
+        let wanted: usize = configured.iter().map(|listener| if listener.is_dns() { 2 } else { 1 }).sum();
+        if let (Some(first), true) = (configured.first(), wanted != sockets.len()) {
+            let source = io::Error::other(format!("{} sockets were passed, and {wanted} are needed", sockets.len()));
+            return Err(StartError::Listen { address: first.at.clone(), source });
+        }
         let mut sockets = sockets.into_iter();
         let mut next = || sockets.next().ok_or(io::ErrorKind::NotFound.into());
         let mut opened = Self { is_enclosed: true, ..Self::default() };
-        for configured in &settings.proxy.listeners {
+        for configured in configured {
             let failed = |source| StartError::Listen { address: configured.at.clone(), source };
             if configured.is_dns() {
                 let (tcp, udp) = (next().map_err(failed)?, next().map_err(failed)?);

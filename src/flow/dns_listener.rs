@@ -195,6 +195,7 @@ impl DnsListener {
 }
 
 fn peer(tasks: &ListenerTasks, from: SocketAddr) -> Peer {
+    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
     match tasks.of_address(from.ip()) {
         Some(task) => Peer::at_address(from, task.clone()),
         None => Peer::tcp(from),

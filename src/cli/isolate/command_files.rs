@@ -1,19 +1,20 @@
 //! Files of the command's file system: those with the CA's certificate, and for captured connections those that programs read by
-//! themselves, in place of the machine's.
+//! themselves, in place of the machine's. They are written to a file system of the run only, and mounted over the machine's.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
-
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
+use super::super::terminal::say;
 use super::hide::cover_directory;
 use super::{CERTIFICATES, IsolationError, failed, java_truststore};
 
@@ -31,27 +32,38 @@ const ROOTS: [&str; 6] = [
     "/etc/ssl/cert.pem",
     "/usr/lib/ssl/cert.pem",
 ];
-/// The files with Java's roots: of Debian and Fedora, and below the directory of a JDK, and the directories with JDKs.
+/// The files with Java's roots of Debian and Fedora.
 const JAVA_ROOTS: [&str; 2] = ["/etc/ssl/certs/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"];
+/// The paths of the file with its roots in a JDK.
 const JDK_ROOTS: [&str; 2] = ["lib/security/cacerts", "jre/lib/security/cacerts"];
+/// The directories in which JDKs are installed, and the variable that names one elsewhere.
 const JDK_DIRS: [&str; 2] = ["/usr/lib/jvm", "/opt/java"];
 const JAVA_HOME: &str = "JAVA_HOME";
 /// The directories with the policies of Chromium and Chrome, which read no file with roots.
 const BROWSERS: [&str; 2] = ["/etc/chromium", "/etc/opt/chrome"];
 const BROWSER_POLICY: &str = "policies/managed/exeat.json";
-/// The maximum number and size in bytes of the other files there. With more, the directory is left as it is.
+/// The maximum number of files in such a directory. With more, it is left as it is.
 const MAX_BROWSER_FILES: usize = 64;
-const MAX_BROWSER_FILE: u64 = 256 << 10;
-/// The maximum size of a file with roots, in bytes. Others are left as they are.
-const MAX_ROOTS: u64 = 8 << 20;
-/// The file that says which DNS servers to ask, and what it says: the DNS listener.
+/// The maximum size of a file, in bytes. Larger ones are left as they are.
+const MAX_FILE: u64 = 8 << 20;
+/// The file that says which DNS servers to ask, and its text: the DNS listener. Without the file, programs ask this address, too.
 const RESOLVER: &str = "/etc/resolv.conf";
 const RESOLVER_TEXT: &[u8] = b"nameserver 127.0.0.1\n";
+/// The flags of a mount that is changed to be read-only.
+const READ_ONLY: MountFlags =
+    MountFlags::BIND.union(MountFlags::RDONLY).union(MountFlags::NOSUID).union(MountFlags::NODEV);
 
 /// The certificates of the run.
 pub(super) struct CommandFiles {
     ca: Vec<u8>,
     bundle: Vec<u8>,
+}
+
+/// What is mounted over a path of the machine.
+enum Replacement {
+    File(Vec<u8>),
+    /// Files by their paths in a directory.
+    Directory(Vec<(PathBuf, Vec<u8>)>),
 }
 
 impl CommandFiles {
@@ -60,45 +72,27 @@ impl CommandFiles {
         let read = |name| {
             let file = rustix::fs::openat(&directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
             let mut content = Vec::new();
-            fs::File::from(file).read_to_end(&mut content)?;
+            File::from(file).read_to_end(&mut content)?;
             Ok::<_, io::Error>(content)
         };
         Ok(Self { ca: read(CA)?, bundle: read(BUNDLE)? })
     }
 
     /// Adds a directory with the certificates in `/run`, which is covered. For a command whose connections are captured, the CA is
-    /// also added to the machine's roots as it sees them, and it asks the DNS listener.
-    pub(super) fn add(&self, is_captured: bool) -> Result<(), IsolationError> {
+    /// also added to the machine's roots as it sees them, and it asks the DNS listener. That is best effort, because programs also find
+    /// the CA by variables, and the listener answers for all servers.
+    pub(super) fn add(&self, is_captured: bool, warns: bool) -> Result<(), IsolationError> {
         let replaced = if is_captured { self.replaced() } else { BTreeMap::new() };
         self.add_directory(&replaced).map_err(failed(format!("{CERTIFICATES}, for the CA's certificates")))?;
         for (n, path) in replaced.keys().enumerate() {
-            // Best effort, except for DNS: most programs also find the CA by variables.
-            let done = mount_bind(own_path(n), path);
-            if path.ends_with("resolv.conf") {
-                done.map_err(failed(format!("covering {}", path.display())))?;
+            if let (Err(error), true) = (mount_bind(own_path(n), path), warns) {
+                say(format_args!("exeat: warning: the command sees the machine's {}: {error}", path.display()));
             }
-        }
-        for directory in BROWSERS.iter().map(Path::new).filter(|directory| is_captured && directory.is_dir()) {
-            let _ = self.add_browser_policy(directory);
         }
         Ok(())
     }
 
-    /// Covers the directory of a browser's policies with one that has the same files, and a policy to trust the CA.
-    fn add_browser_policy(&self, directory: &Path) -> io::Result<()> {
-        let ca = CertificateDer::from_pem_slice(&self.ca).map_err(io::Error::other)?;
-        let policy = serde_json::json!({ "CACertificates": [BASE64_STANDARD.encode(&ca)] });
-        let files = files_below(directory)?;
-        cover_directory(directory)?;
-        for (file, content) in files.into_iter().chain([(PathBuf::from(BROWSER_POLICY), policy.to_string().into())]) {
-            let path = directory.join(file);
-            fs::create_dir_all(path.parent().unwrap_or(directory))?;
-            fs::write(path, content)?;
-        }
-        Ok(mount_remount(directory, READ_ONLY, c"")?)
-    }
-
-    fn add_directory(&self, replaced: &BTreeMap<PathBuf, Vec<u8>>) -> io::Result<()> {
+    fn add_directory(&self, replaced: &BTreeMap<PathBuf, Replacement>) -> io::Result<()> {
         let directory = Path::new(CERTIFICATES);
         // A service may have had a link of this name, which the cover has kept.
         if directory.is_symlink() {
@@ -108,71 +102,98 @@ impl CommandFiles {
         cover_directory(directory)?;
         fs::write(directory.join(CA), &self.ca)?;
         fs::write(directory.join(BUNDLE), &self.bundle)?;
-        fs::create_dir(directory.join(REPLACED))?;
-        for (n, content) in replaced.values().enumerate() {
-            fs::write(own_path(n), content)?;
+        if !replaced.is_empty() {
+            fs::create_dir(directory.join(REPLACED))?;
+        }
+        for (n, replacement) in replaced.values().enumerate() {
+            match replacement {
+                Replacement::File(content) => fs::write(own_path(n), content)?,
+                Replacement::Directory(files) => {
+                    for (path, content) in files {
+                        let path = own_path(n).join(path);
+                        fs::create_dir_all(path.parent().unwrap_or(directory))?;
+                        fs::write(path, content)?;
+                    }
+                }
+            }
         }
         Ok(mount_remount(directory, READ_ONLY, c"")?)
     }
 
-    /// Returns the files that the command sees in place of the machine's, by their paths.
-    fn replaced(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+    /// Returns what the command sees in place of the machine's files and directories, by their canonical paths.
+    fn replaced(&self) -> BTreeMap<PathBuf, Replacement> {
         let mut replaced = BTreeMap::new();
         for path in ROOTS.iter().filter_map(|path| fs::canonicalize(path).ok()) {
-            if let Some(roots) = read_roots(&path) {
-                replaced.insert(path, [&roots[..], b"\n", &self.ca].concat());
+            if let Some(roots) = read_file(&path) {
+                replaced.insert(path, Replacement::File([&roots[..], b"\n", &self.ca].concat()));
             }
         }
         for path in java_roots() {
-            let new = read_roots(&path).and_then(|old| java_truststore::with_ca(&old, &self.ca, &self.bundle));
+            let new = read_file(&path).and_then(|old| java_truststore::with_ca(&old, &self.ca, &self.bundle));
             if let Some(new) = new {
-                replaced.insert(path, new);
+                replaced.insert(path, Replacement::File(new));
             }
         }
-        if let Some(path) = resolver_file() {
-            replaced.insert(path, RESOLVER_TEXT.to_vec());
+        for path in BROWSERS.iter().filter_map(|path| fs::canonicalize(path).ok()) {
+            let Some(policy) = self.browser_policy() else { continue };
+            if let Ok(mut files) = files_below(&path) {
+                files.push((BROWSER_POLICY.into(), policy));
+                replaced.insert(path, Replacement::Directory(files));
+            }
+        }
+        if let Some(path) = fs::canonicalize(RESOLVER).ok().filter(|path| path.is_file()) {
+            replaced.insert(path, Replacement::File(RESOLVER_TEXT.to_vec()));
         }
         replaced
     }
+
+    /// Returns the policy to trust the CA.
+    fn browser_policy(&self) -> Option<Vec<u8>> {
+        let ca = CertificateDer::from_pem_slice(&self.ca).ok()?;
+        Some(serde_json::json!({ "CACertificates": [BASE64_STANDARD.encode(&ca)] }).to_string().into())
+    }
 }
 
-/// The flags of a mount that is changed to be read-only.
-const READ_ONLY: MountFlags =
-    MountFlags::BIND.union(MountFlags::RDONLY).union(MountFlags::NOSUID).union(MountFlags::NODEV);
+/// Returns the path of what is mounted over a path of the machine.
+fn own_path(n: usize) -> PathBuf {
+    Path::new(CERTIFICATES).join(REPLACED).join(n.to_string())
+}
 
-/// Returns the files below a directory, by their paths in it.
+/// Returns the content of a regular file that is not too large.
+fn read_file(path: &Path) -> Option<Vec<u8>> {
+    // It may be replaced by a pipe, on which nobody writes, between a look at it and its opening.
+    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).ok()?;
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().ok().filter(|found| found.is_file() && found.len() <= MAX_FILE)?;
+    let mut content = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut content).ok()?;
+    Some(content)
+}
+
+/// Returns the files below a directory, by their paths in it, with those that links lead to.
 ///
 /// # Errors
-/// If there are too many, or one is too large.
+/// If there are too many, or one cannot be read.
 fn files_below(root: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let (mut files, mut directories, mut seen) = (Vec::new(), vec![PathBuf::new()], 0_usize);
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(root.join(&directory))? {
             let path = directory.join(entry?.file_name());
-            let found = fs::metadata(root.join(&path))?;
             seen = seen.saturating_add(1);
-            if seen > MAX_BROWSER_FILES || (found.is_file() && found.len() > MAX_BROWSER_FILE) {
+            if seen > MAX_BROWSER_FILES {
                 return Err(io::ErrorKind::FileTooLarge.into());
             }
+            // A link that leads nowhere is no file to the browser either.
+            let Ok(found) = fs::metadata(root.join(&path)) else { continue };
             if found.is_dir() {
                 directories.push(path);
-            } else if found.is_file() {
-                let content = fs::read(root.join(&path))?;
+            } else {
+                let content = read_file(&root.join(&path)).ok_or(io::ErrorKind::PermissionDenied)?;
                 files.push((path, content));
             }
         }
     }
     Ok(files)
-}
-
-/// Returns the path of a file that replaces one of the machine's.
-fn own_path(n: usize) -> PathBuf {
-    Path::new(CERTIFICATES).join(REPLACED).join(n.to_string())
-}
-
-fn read_roots(path: &Path) -> Option<Vec<u8>> {
-    let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= MAX_ROOTS);
-    found.and_then(|_| fs::read(path).ok())
 }
 
 /// Returns the canonical paths of the files with Java's roots.
@@ -185,16 +206,4 @@ fn java_roots() -> Vec<PathBuf> {
     found.sort();
     found.dedup();
     found
-}
-
-/// Returns the file of the DNS servers. It may be a link to that of a service in a directory that is covered, and is created there
-/// then. Without one, programs ask the loopback address, which is right.
-fn resolver_file() -> Option<PathBuf> {
-    let path = Path::new(RESOLVER);
-    if let Ok(found) = path.canonicalize() {
-        return Some(found);
-    }
-    let target = path.parent()?.join(fs::read_link(path).ok()?);
-    fs::create_dir_all(target.parent()?).and_then(|()| fs::write(&target, RESOLVER_TEXT)).ok()?;
-    None
 }

@@ -13,11 +13,16 @@ const DIGEST: usize = 20;
 /// The password of Java's own file. It protects nothing but the digest at the end.
 const PASSWORD: &str = "changeit";
 
-/// Returns the file with the certificate of the CA added to it. A file in another format is replaced by one with the certificates
-/// of `bundle`, which include it. Returns `None` if there is no certificate.
+/// Returns the file with the certificate of the CA added to it. A file in PKCS #12, the other format of Java, is replaced by one with the
+/// certificates of `bundle`, which include it. Returns `None` for other files, and for one with a password of its own.
 pub(super) fn with_ca(old: &[u8], ca: &[u8], bundle: &[u8]) -> Option<Vec<u8>> {
-    let (count, entries) = entries(old).unwrap_or((0, &[]));
-    let source = if count == 0 { bundle } else { ca };
+    /// A sequence in DER.
+    const PKCS_12: u8 = 0x30;
+    let ((count, entries), source) = match entries(old) {
+        Some(known) => (known, ca),
+        None if old.first() == Some(&PKCS_12) => ((0, &[][..]), bundle),
+        None => return None,
+    };
     let new: Vec<_> = CertificateDer::pem_slice_iter(source).filter_map(Result::ok).collect();
     if new.is_empty() {
         return None;
@@ -39,12 +44,13 @@ pub(super) fn with_ca(old: &[u8], ca: &[u8], bundle: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Returns the number of entries of a file in this format, and their bytes.
+/// Returns the number of entries of a file in this format with this password, and their bytes.
 fn entries(file: &[u8]) -> Option<(u32, &[u8])> {
     let (header, rest) = file.split_at_checked(HEADER)?;
     let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at.checked_add(4)?)?.try_into().ok()?));
-    let is_known = word(0)? == MAGIC && word(4)? == VERSION;
-    let entries = rest.get(..rest.len().checked_sub(DIGEST)?)?;
+    let (entries, end) = rest.split_at_checked(rest.len().checked_sub(DIGEST)?)?;
+    let content = file.get(..file.len().checked_sub(DIGEST)?)?;
+    let is_known = word(0)? == MAGIC && word(4)? == VERSION && digest(content) == end;
     is_known.then_some((word(8)?, entries))
 }
 
@@ -71,15 +77,19 @@ mod tests {
         let (ca, other) = (certificate("ca.test"), certificate("other.test"));
         let bundle = format!("{other}{ca}");
         let count = |file: &[u8]| entries(file).unwrap().0;
-        for foreign in [&b"0\x82 PKCS12"[..], b"", &[0xfe; 11]] {
-            let new = with_ca(foreign, ca.as_bytes(), bundle.as_bytes()).unwrap();
-            assert_eq!(count(&new), 2, "{foreign:?}");
+        let pkcs_12 = &b"0\x82 PKCS12"[..];
+        assert_eq!(count(&with_ca(pkcs_12, ca.as_bytes(), bundle.as_bytes()).unwrap()), 2);
+        for foreign in [&b""[..], b"#!/bin/sh", b"\x7fELF"] {
+            assert_eq!(with_ca(foreign, ca.as_bytes(), bundle.as_bytes()), None, "{foreign:?}");
         }
-        let first = with_ca(b"", other.as_bytes(), other.as_bytes()).unwrap();
+        let first = with_ca(pkcs_12, other.as_bytes(), other.as_bytes()).unwrap();
         let both = with_ca(&first, ca.as_bytes(), bundle.as_bytes()).unwrap();
         assert_eq!(count(&both), 2);
         let (_, before) = entries(&first).unwrap();
         assert!(entries(&both).unwrap().1.starts_with(before));
         assert_eq!(with_ca(&first, b"", b""), None);
+        let mut protected = first.clone();
+        *protected.last_mut().unwrap() ^= 1;
+        assert_eq!(with_ca(&protected, ca.as_bytes(), bundle.as_bytes()), None);
     }
 }

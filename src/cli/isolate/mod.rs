@@ -34,7 +34,7 @@ use rustix::fs::{Mode, OFlags};
 use tokio::process::Command;
 
 pub(super) use directory::RunDirectory;
-pub(super) use sockets::{CapturedPorts, NoNetwork, WaitingCommand};
+pub(super) use sockets::{CapturedPorts, NotStarted, WaitingCommand};
 
 use super::Exit;
 use super::child::{Signals, exit_code};
@@ -108,6 +108,14 @@ pub(super) fn hidden_directory() -> Result<OwnedFd, Exit> {
     directory::mount_hidden().map_err(report)
 }
 
+/// Reports that the command has not been started.
+pub(super) fn not_started(reason: NotStarted) -> Exit {
+    match reason {
+        NotStarted::Ended => Exit::Failed,
+        NotStarted::Failed(error) => report(IsolationError(error.to_string())),
+    }
+}
+
 pub(super) fn run(args: &InsideArgs) -> ExitCode {
     let done = if args.first { first::run(args) } else { isolate(args) };
     done.unwrap_or_else(|error| report(error).into())
@@ -129,11 +137,15 @@ fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
     privilege::die_with(parent).map_err(failed("setting the parent death signal"))?;
     terminal::undumpable();
     let opened = sockets::open(&captured).map_err(failed("the command's network"))?;
-    outside.pass(&opened).map_err(failed("the proxy"))?;
-    drop(opened);
+    match outside.pass(&opened) {
+        Ok(()) => drop(opened),
+        // The process outside ends, and says why.
+        Err(error) if is_end(&error) => return Ok(ExitCode::FAILURE),
+        Err(error) => return Err(failed("the proxy")(error)),
+    }
     let files = command_files::CommandFiles::read(directory).map_err(failed("the certificates"))?;
     hidden.cover()?;
-    files.add(!args.capture.is_empty())?;
+    files.add(!args.capture.is_empty(), args.hint)?;
     hidden.enter_working_dir()?;
     privilege::keep_across_exec().map_err(failed("keeping privileges across exec"))?;
     // No threads can be created from here on, because children are in another PID namespace than this process.
@@ -145,6 +157,12 @@ fn isolate(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
         privilege::drop_all().map_err(failed("dropping privileges"))?;
         signals.wait(child).await.map(exit_code).map_err(failed("waiting for the command"))
     })
+}
+
+/// Returns true if the other process has closed a connection.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind())
 }
 
 /// Returns the run's directory, and closes all other descriptors that this process has inherited.

@@ -24,9 +24,10 @@ const RTPROT_STATIC: u8 = 4;
 const RT_SCOPE_HOST: u8 = 254;
 const RTN_LOCAL: u8 = 2;
 const RTA_OIF: u16 = 4;
+const RTA_PREFSRC: u16 = 7;
 
-/// Addresses for documentation (RFC 5737, RFC 3849). Resolvers look for addresses of a family only if the machine has one that is
-/// not a loopback's.
+/// The command's own addresses, which are for documentation (RFC 5737, RFC 3849). Resolvers look for addresses of a family only if
+/// the machine has one that is not a loopback's.
 const OWN_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const OWN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
@@ -43,7 +44,7 @@ pub(super) fn enable_loopback() -> io::Result<()> {
 pub(super) fn lead_everything_here() -> io::Result<bool> {
     let socket = netlink()?;
     for own in [IpAddr::V4(OWN_V4), IpAddr::V6(OWN_V6)] {
-        let done = add_address(&socket, own).and_then(|()| add_local_route(&socket, family(own)));
+        let done = add_address(&socket, own).and_then(|()| add_local_route(&socket, own));
         match done {
             Ok(()) => {}
             Err(error) if own.is_ipv6() && is_without_family(&error) => return Ok(false),
@@ -64,11 +65,15 @@ fn family(address: IpAddr) -> u8 {
     family.as_raw().to_le_bytes()[0]
 }
 
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
 fn add_address(socket: &OwnedFd, address: IpAddr) -> io::Result<()> {
-    let (octets, bits) = match address {
-        IpAddr::V4(address) => (address.octets().to_vec(), 32),
-        IpAddr::V6(address) => (address.octets().to_vec(), 128),
-    };
+    let (octets, bits) = (octets(address), if address.is_ipv4() { 32 } else { 128 });
     // No other machine is asked whether it has the address.
     let mut body = vec![family(address), bits, IFA_F_NODAD, RT_SCOPE_HOST];
     body.extend(LOOPBACK_INDEX.to_ne_bytes());
@@ -76,11 +81,13 @@ fn add_address(socket: &OwnedFd, address: IpAddr) -> io::Result<()> {
     request(socket, RTM_NEWADDR, NLM_F_CREATE, &body)
 }
 
-/// Adds what `ip route add local default dev lo` adds.
-fn add_local_route(socket: &OwnedFd, family: u8) -> io::Result<()> {
+/// Adds what `ip route add local default dev lo src ADDRESS` adds. Without a source, IPv4 connections would come from the address that they
+/// go to, and a program could connect to itself.
+fn add_local_route(socket: &OwnedFd, source: IpAddr) -> io::Result<()> {
     // The lengths of both prefixes and the type of service are 0, and so are the flags.
-    let mut body = vec![family, 0, 0, 0, RT_TABLE_LOCAL, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0];
+    let mut body = vec![family(source), 0, 0, 0, RT_TABLE_LOCAL, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0];
     body.extend(attribute(RTA_OIF, &LOOPBACK_INDEX.to_ne_bytes()));
+    body.extend(attribute(RTA_PREFSRC, &octets(source)));
     request(socket, RTM_NEWROUTE, NLM_F_CREATE, &body)
 }
 

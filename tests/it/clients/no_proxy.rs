@@ -116,6 +116,14 @@ async fn programs_that_know_no_proxy_reach_what_is_allowed_and_nothing_else() {
              \x20   way(socket.SOCK_STREAM, host, 81); way(socket.SOCK_DGRAM, host, 443)";
         let (out, words) = shell(&place, user, &[], &format!("python3 -c \"{script}\"")).await;
         assert_eq!(out, "ECONNREFUSED\n".repeat(6), "{user:?} {words}");
+        // A program finds its own address by a socket to another, and does not find that.
+        let script = "import socket\n\
+             for family, host in ((socket.AF_INET, '203.0.113.7'), (socket.AF_INET6, '2001:db8::7')):\n\
+             \x20   s = socket.socket(family, socket.SOCK_DGRAM); s.connect((host, 9)); print(s.getsockname()[0])";
+        let (out, words) = shell(&place, user, &[], &format!("python3 -c \"{script}\"")).await;
+        assert_eq!(out, "192.0.2.1\n2001:db8::1\n", "{user:?} {words}");
+        let (_, words) = shell(&place, user, &[], "curl -s -m 20 --noproxy '*' https://api.test:8443/").await;
+        assert!(words.contains("nothing was sent at a port that is captured: api.test;"), "{words}");
         assert_eq!(place.builder.dns.all_queries().len(), asked, "nothing that was refused was resolved");
     }
 }
@@ -153,9 +161,10 @@ async fn runtimes_need_no_flags() {
     for (name, flags, script) in rows {
         let (out, words) = shell(&place, None, flags, &script).await;
         assert!(out.contains("hello"), "{name} {out} {words}");
+        assert!(words.lines().any(|line| line.starts_with("exeat: ") && line.contains(" allowed, ")), "{name} {words}");
         assert!(!words.contains("exeat: 0 allowed"), "{name} {words}");
     }
-    // What it gets is no index, which it says after it has read it.
+    // apt-get then says that the answer is no index.
     let line = format!("deb [trusted=yes] {} ./", place.url("/debian"));
     fs::write(place.path("sources.list"), line).unwrap();
     let script = format!(

@@ -125,7 +125,7 @@ way('loopback', lambda: tcp('127.0.0.1'))
 way('other', lambda: tcp(other))
 query = struct.pack('>6H', 7, 256, 1, 0, 0, 0) + b'\4leak\4test\0' + struct.pack('>2H', 1, 1)
 def udp(host, port):
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect((host, port)); s.send(query); s.recv(512)
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect((host, port)); s.send(query); a = s.recv(512); assert a[:2] == query[:2] and a[3] & 15 == 3, a
 way('dns', lambda: udp('127.0.0.1', int(dns)))
 way('dns-out', lambda: udp('192.0.2.53', 53))
 try: print('name OPEN', socket.getaddrinfo('leak.test', 443))
@@ -543,6 +543,58 @@ async fn root_of_a_user_namespace_can_isolate() {
             text(&output.stderr)
         );
     }
+}
+
+/// Links lead out of what is replaced, and to files of other kinds. Nothing is written through them.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and unshare"]
+async fn the_machine_s_files_do_not_change() {
+    let place = Place::new().await;
+    let script = r#"
+        mkdir -p e/chromium real jdk/lib/security
+        cp /etc/passwd /etc/group /etc/hosts e/
+        ln -s "$PWD/real" e/chromium/policies
+        echo kept > e/chromium/other; echo own > real/own.json; ln -s /missing e/chromium/dangling
+        printf '#!/bin/sh\necho as before\n' > tool; chmod 755 tool; ln -s "$PWD/tool" jdk/lib/security/cacerts
+        ln -s "$1" e/resolv.conf
+        mount --bind e /etc
+        JAVA_HOME="$PWD/jdk" ./exeat run -q --isolate --allow api.test -- sh -c '
+            cat /etc/chromium/other /etc/chromium/policies/own.json; cut -c1-17 /etc/chromium/policies/managed/exeat.json
+            touch /etc/chromium/x; ./tool; echo discarded > /dev/null && echo written'
+        ls real; [ -e missing ] || echo untouched
+    "#;
+    for resolver in ["missing/resolv.conf", "/dev/null", "e"] {
+        let _ = Command::new("rm").args(["-rf", "e", "real", "jdk"]).current_dir(place.dir()).status();
+        let mut unshare = Command::new("unshare");
+        let target =
+            if resolver.starts_with('/') { resolver.to_owned() } else { place.path(resolver).display().to_string() };
+        unshare.args(["-Urm", "sh", "-c", script, "sh", &target]);
+        place.as_user(&mut unshare, None);
+        let output = output(unshare).await;
+        let want = "kept\nown\n{\"CACertificates\"\nas before\nwritten\nown.json\nuntouched\n";
+        assert_eq!(text(&output.stdout), want, "{resolver} {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("'/etc/chromium/x': Read-only"), "{resolver} {}", text(&output.stderr));
+    }
+}
+
+/// With too few descriptors for the sockets, or a signal before the command has started, the run ends.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn a_run_that_cannot_start_ends() {
+    let place = Place::new().await;
+    let mut refused = 0;
+    for limit in 9..24 {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {limit}; exec timeout -s KILL 60 ./exeat run -q --isolate -- true");
+        command.args(["-c", &script]);
+        place.as_user(&mut command, None);
+        let output = output(command).await;
+        let words = text(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{limit} {:?} {words}", output.status);
+        assert!(output.status.success() || words.contains("exeat: "), "{limit} {words}");
+        refused += usize::from(!output.status.success());
+    }
+    assert!(refused > 3, "{refused}");
 }
 
 /// As in a container whose profile does not permit namespaces, or does not know the calls that create a file system.
