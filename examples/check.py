@@ -28,6 +28,24 @@ way_out = {"to": [{"podSelector": {"matchLabels": proxy}}], "ports": [{"protocol
 assert policies["sandboxes"]["egress"] == [way_out] and set(policies["sandboxes"]["policyTypes"]) == {"Ingress", "Egress"}
 assert [rule["ports"] for rule in policies["exeat"]["ingress"]] == [way_out["ports"]]
 
+beside = documents["compose/sidecar.yaml"][0]["services"]
+assert {beside[name]["network_mode"] for name in ("exeat", "sandbox")} == {"service:network"}
+assert beside["exeat"]["depends_on"] == {"network": {"condition": "service_healthy"}}
+assert beside["sandbox"]["depends_on"] == {"exeat": {"condition": "service_healthy"}}
+assert beside["sandbox"]["user"] != beside["exeat"]["user"] == "65532:65532"
+assert all(one["cap_drop"] == ["ALL"] for one in beside.values()) and "cap_add" not in beside["sandbox"]
+
+files, agent = documents["kubernetes/sidecar.yaml"]
+capture, proxy_beside = agent["spec"]["initContainers"]
+(sandbox_beside,) = agent["spec"]["containers"]
+assert capture["command"] == ["nft", "-f", "/etc/exeat/capture.nft"] and proxy_beside["restartPolicy"] == "Always"
+assert f"meta skuid {proxy_beside['securityContext']['runAsUser']} accept" in files["data"]["capture.nft"]
+for container in (proxy_beside, sandbox_beside):
+    context = container["securityContext"]
+    assert context["runAsNonRoot"] and context["capabilities"] == {"drop": ["ALL"]} and not context["allowPrivilegeEscalation"]
+assert sandbox_beside["securityContext"]["runAsUser"] not in (0, proxy_beside["securityContext"]["runAsUser"])
+assert {mount["name"] for mount in sandbox_beside["volumeMounts"]} == {"ca"}, "the CA's key is in the state"
+
 deployment = next(one for one in documents["kubernetes/exeat.yaml"] if one["kind"] == "Deployment")
 pods = [deployment["spec"]["template"], documents["kubernetes/sandbox.yaml"][0]]
 for pod in pods:

@@ -17,6 +17,10 @@ use crate::policy::settings::{ListenerMode, Settings};
 const TABLE: &str = "inet exeat";
 /// The bit of a connection's mark that says that it is the daemon's. A socket that has been closed with data left to send has no user.
 const OWN_MARK: &str = "0x10000000";
+/// The priority of the rules that redirect. Others, such as Docker's for its resolver, have -100, and the first redirection counts.
+const BEFORE_OTHERS: i32 = -110;
+/// The address of Docker's resolver in the networks of containers. It listens at other ports than 53, and forwards queries.
+const DOCKER_RESOLVER: &str = "127.0.0.11";
 /// The ICMPv6 messages without which no neighbour is reached (RFC 4861). The kernel sends them.
 const NEIGHBOURS: &str =
     "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld2-listener-report } accept";
@@ -182,19 +186,24 @@ impl Captured {
             None => Vec::new(),
             Some(users) => vec![format!("meta skuid != {users} accept")],
         };
-        let mut redirects = vec![format!("meta skuid {user} accept"), "fib daddr type local accept".to_owned()];
+        let [dns, all] = self.redirects();
+        let mut redirects = vec![format!("meta skuid {user} accept")];
         redirects.extend(others.clone());
-        redirects.extend(self.redirects());
-        chain(out, "own", "type nat hook output priority -100; policy accept;", &redirects);
+        // Resolvers of this machine forward queries.
+        redirects.extend(dns);
+        redirects.push("fib daddr type local accept".to_owned());
+        redirects.extend(all);
+        chain(out, "own", &format!("type nat hook output priority {BEFORE_OTHERS}; policy accept;"), &redirects);
         let mut rest = vec![
             format!("meta skuid {user} ct mark set ct mark | {OWN_MARK} accept"),
             // Not UDP: whoever takes the port of a query that has been answered would send by its entry.
             format!("meta l4proto tcp ct mark & {OWN_MARK} == {OWN_MARK} accept"),
-            "fib daddr type local accept".to_owned(),
             "ct direction reply accept".to_owned(),
             NEIGHBOURS.to_owned(),
         ];
         rest.extend(others);
+        rest.push(format!("ip daddr {DOCKER_RESOLVER} reject"));
+        rest.push("fib daddr type local accept".to_owned());
         rest.extend(refusals());
         chain(out, "own_rest", "type filter hook output priority 0; policy accept;", &rest);
     }
@@ -206,8 +215,13 @@ impl Captured {
         let proxies = set(&self.proxies).map(|ports| format!("fib daddr type local tcp dport {ports} accept"));
         let mut redirects = vec![elsewhere.clone()];
         redirects.extend(proxies.clone());
-        redirects.extend(self.redirects());
-        chain(out, "arriving", "type nat hook prerouting priority -100; policy accept;", &redirects);
+        redirects.extend(self.redirects().concat());
+        chain(
+            out,
+            "arriving",
+            &format!("type nat hook prerouting priority {BEFORE_OTHERS}; policy accept;"),
+            &redirects,
+        );
         let mut here = vec![elsewhere.clone()];
         here.extend(proxies);
         here.extend(["ct status dnat accept", "ct direction reply accept", NEIGHBOURS].map(str::to_owned));
@@ -218,8 +232,9 @@ impl Captured {
         chain(out, "arriving_through", "type filter hook forward priority 0; policy accept;", &through);
     }
 
-    /// The rules that lead connections and queries to the listeners. A family that a listener does not take is refused later.
-    fn redirects(&self) -> Vec<String> {
+    /// The rules that lead queries to the DNS listener, and those that lead all other connections to the transparent one. A family that
+    /// a listener does not take is refused later.
+    fn redirects(&self) -> [Vec<String>; 2] {
         let family = |at: &SocketAddr| match at {
             SocketAddr::V4(_) => "meta nfproto ipv4 ",
             SocketAddr::V6(v6) if v6.ip().is_unspecified() => "",
@@ -230,7 +245,7 @@ impl Captured {
         });
         let at = &self.transparent;
         let all = format!("{}meta l4proto tcp tcp dport != 53 redirect to :{}", family(at), at.port());
-        dns.chain([all]).collect()
+        [dns.collect(), vec![all]]
     }
 }
 

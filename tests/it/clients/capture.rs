@@ -122,6 +122,11 @@ first="$(rules)"; install
 all pod pod
 echo "daemon: $(as pod 65532 curl -sS -m 9 http://203.0.113.9:8081/ 2>&1)"
 echo "proxy: $(as pod 12345 curl -sS -m 9 --cacert ca.pem -x "http://t:$(cat token)@127.0.0.1:3128" https://api.test/ 2>&1)"
+# A resolver as Docker's.
+ip netns exec pod python3 resolver.py > resolver-up &
+until grep -q ready resolver-up; do sleep 0.1; done
+try "local resolver" pod dig +short +tries=1 +timeout=5 @127.0.0.11 api.test
+try "its own port" pod python3 -c 'import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(9); s.connect(("127.0.0.11", 5353)); s.send(b"x"); s.recv(1)'
 # The port of the daemon's query, while the kernel still has its entry.
 echo "reused: $(ip netns exec pod python3 reuse.py 2>&1 | tail -1)"
 install --interface p1
@@ -138,6 +143,19 @@ wc -l < queries | sed 's/^/queries: /'
 ip netns exec pod "$EXEAT" capture remove; ip netns exec pod "$EXEAT" capture remove
 echo "left: $(ip netns exec pod nft list ruleset)"
 all removed-pod pod; all removed-box box
+"#;
+
+const RESOLVER: &str = r#"
+import socket, select
+sockets = []
+for port in (53, 5353):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.0.0.11", port)); sockets.append(s)
+print("ready", flush=True)
+while True:
+    for s in select.select(sockets, [], [])[0]:
+        data, client = s.recvfrom(512)
+        open("queries", "a").write(repr(data) + "\n")
+        s.sendto(data, client)
 "#;
 
 /// The daemon's user asks a server; then the sandbox's user sends from the same port.
@@ -172,6 +190,7 @@ async fn a_captured_sandbox_has_no_other_way_out() {
         ("origin-key.pem", &key),
         ("origin.py", ORIGIN),
         ("reuse.py", REUSE),
+        ("resolver.py", RESOLVER),
         ("e.toml", CONFIG),
         ("none.toml", "[proxy]\nlisten = [\"127.0.0.1:3128\"]\n"),
         ("token", crate::lab::TOKEN),
@@ -224,6 +243,8 @@ async fn a_captured_sandbox_has_no_other_way_out() {
         ("daemon", REACHED),
         ("proxy", REACHED),
         ("reused", "Operation not permitted"),
+        ("local resolver", "198.1"),
+        ("its own port", "Error: [Errno"),
         ("box gateway", "host_not_allowed"),
         ("uncaptured", REACHED),
         ("broken", "no listener with mode = \"transparent\""),

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod approvals;
+mod capture;
 pub mod cli;
 mod diff;
 mod init;

@@ -112,7 +112,7 @@ fn the_shipped_configurations_are_valid_and_listen_as_documented() {
         assert_eq!(config.policy.tasks().count(), 1, "{path}");
         let proxy: Vec<_> =
             config.settings.proxy.listeners.iter().map(|one| one.at.tcp().unwrap().ip().is_loopback()).collect();
-        assert_eq!(proxy, [proxy_on_loopback], "{path}");
+        assert!(proxy.iter().all(|on_loopback| *on_loopback == proxy_on_loopback), "{path}");
         assert!(config.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback(), "{path}");
     }
 }
