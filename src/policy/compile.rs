@@ -692,11 +692,6 @@ pub(super) mod tests {
                 "0.0.0.0:15001",
             ),
             (
-                "[[proxy.listeners]]\nlisten = \"0.0.0.0:53\"\nmode = \"dns\"\ncidr_tasks = { \"10.1.0.0/16\" = \"t\" }\n[tasks.t]",
-                "proxy.listeners[0].listen",
-                "the address that clients ask",
-            ),
-            (
                 "[[proxy.listeners]]\nlisten = \"127.0.0.1:53\"\nmode = \"dns\"\nuser_tasks = { 7 = \"t\" }\n[tasks.t]",
                 "proxy.listeners[0].user_tasks",
                 "cidr_tasks",
