@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use exeat::tls::authority::Authority;
 use rustix::process::{Pid, Signal, kill_process};
+use sha2::{Digest, Sha256};
 
 use crate::client::ProxyAccess;
 use crate::lab::daemon::{self, PROXY_AUTHORIZATION, Ports, REAL_KEY, Scale};
@@ -20,6 +22,10 @@ use crate::process::{free_port, private, serve_dns};
 const SCALE: Scale = Scale { credentials: 1_000, rules: 0, tasks: 0 };
 /// The number of hosts that squid, which has no wildcard in its hosts file, can resolve.
 pub(crate) const NEW_HOSTS: usize = 20_000;
+/// The addresses that stand for names. On Linux they are all the machine's own.
+const SYNTHETIC_RANGE: &str = "127.18.0.0/16";
+/// The name of the captured connections.
+pub(crate) const CAPTURED: &str = "api0.bench.test";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A proxy that can be measured.
@@ -44,10 +50,20 @@ pub(crate) struct Lab {
     origin: Child,
 }
 
+/// The ways in that programs use which know no HTTP proxy.
+#[derive(Clone, Copy)]
+pub(crate) struct OtherWays {
+    pub(crate) socks: u16,
+    /// The address that stands for [`CAPTURED`]. The transparent listener is there, at the origin's port.
+    pub(crate) captured: Ipv4Addr,
+}
+
 /// A started contender. It is killed when it is dropped.
 pub(crate) struct Proxy {
     pub(crate) contender: Contender,
     pub(crate) port: u16,
+    /// The ways into exeat beside its port. The others have none.
+    pub(crate) other_ways: OtherWays,
     /// From the start of the process to the first accepted connection.
     pub(crate) started_within: Duration,
     child: Child,
@@ -151,6 +167,24 @@ impl Contender {
         }
     }
 
+    /// Adds the other ways in to the configuration of exeat.
+    fn add_ways(lab: &Lab, dir: &Path) -> OtherWays {
+        let ways = OtherWays { socks: free_port(), captured: captured_address(lab.dir.path()) };
+        let path = dir.join("exeat.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.replace("[dns]\n", &format!("[dns]\nsynthetic_ranges = [\"{SYNTHETIC_RANGE}\"]\n"));
+        let listener = |at: String, mode: &str| {
+            format!("[[proxy.listeners]]\nlisten = \"{at}\"\nmode = \"{mode}\"\ntask = \"bench\"\n")
+        };
+        let listeners = [
+            listener(format!("127.0.0.1:{}", ways.socks), "socks5"),
+            listener(format!("{}:{}", ways.captured, lab.origin_port), "transparent"),
+            listener(format!("127.0.0.1:{}", free_port()), "dns"),
+        ];
+        fs::write(path, text + &listeners.concat()).unwrap();
+        ways
+    }
+
     /// Starts the proxy on the first core, with a directory of its own.
     pub(crate) fn start(self, lab: &Lab) -> Proxy {
         self.start_prepared(lab, SCALE, |_| {})
@@ -162,8 +196,12 @@ impl Contender {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let port = free_port();
         let ports = Ports { proxy: port, origin: lab.origin_port, dns: lab.dns_port };
-        let exeat = |program: &Path| {
+        let mut other_ways = OtherWays { socks: 0, captured: Ipv4Addr::UNSPECIFIED };
+        let mut exeat = |program: &Path| {
             daemon::configure(lab.dir.path(), dir.path(), ports, scale);
+            if self == Self::Exeat {
+                other_ways = Self::add_ways(lab, dir.path());
+            }
             prepare(&dir.path().join("state"));
             let mut command = Command::new(program);
             command.args(["serve", "-c", "exeat.toml"]).current_dir(dir.path());
@@ -197,8 +235,17 @@ impl Contender {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Proxy { contender: self, port, started_within: began.elapsed(), child, dir }
+        Proxy { contender: self, port, other_ways, started_within: began.elapsed(), child, dir }
     }
+}
+
+/// Returns the address that stands for [`CAPTURED`], as a daemon with this CA gives it to the task `bench`.
+fn captured_address(ca_dir: &Path) -> Ipv4Addr {
+    let authority = Authority::of(&ca_dir.join("ca.pem"), Some(&ca_dir.join("ca-key.pem"))).unwrap();
+    let secret = authority.derived_secret("synthetic addresses");
+    let hash = Sha256::digest([&secret[..], b"bench\0", CAPTURED.as_bytes()].concat());
+    let number = u32::from_be_bytes(*hash.first_chunk().unwrap()) % ((1 << 16) - 2);
+    Ipv4Addr::from((127 << 24 | 18 << 16) + 1 + number)
 }
 
 fn this_program(role: &str, dir: &Path) -> Command {

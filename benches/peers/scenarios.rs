@@ -11,12 +11,15 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{self, Connection, Failure};
-use crate::contenders::{Lab, NEW_HOSTS, Proxy};
+use crate::contenders::{CAPTURED, Lab, NEW_HOSTS, Proxy};
 use crate::lab::daemon::PROXY_AUTHORIZATION;
 use crate::measure::{now_ns, quantile};
 use crate::payload::text;
@@ -27,7 +30,7 @@ use crate::report::{Measured, Sample};
 const WARM_UP: Duration = Duration::from_millis(500);
 /// The time after which a scenario that makes no progress has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
-const INSPECTED: &str = "api0.bench.test";
+const INSPECTED: &str = CAPTURED;
 const OPAQUE: &str = "a.opaque.test";
 /// The number of connections whose idle memory is measured.
 const IDLE: usize = 400;
@@ -46,11 +49,20 @@ pub(crate) struct Scenario {
     kind: Kind,
 }
 
+/// How a client opens a connection through the proxy.
+#[derive(Clone, Copy)]
+enum WayIn {
+    Connect,
+    /// To the address that stands for the name, as a program that knows no proxy.
+    Captured,
+    Socks5,
+}
+
 #[derive(Clone, Copy)]
 enum Kind {
     /// Requests on connections that are kept: connections, size of an answer, through an opaque tunnel.
     KeepAlive(usize, usize, bool),
-    NewConnection,
+    NewConnection(WayIn),
     NewHost,
     Download(bool),
     Upload,
@@ -75,7 +87,9 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario("GET 64 KiB, 16 connections", "µs CPU", INTERCEPTING, Kind::KeepAlive(16, 65_536, false)),
     scenario("GET 1 KiB, 1 connection", "µs CPU", INTERCEPTING, Kind::KeepAlive(1, 1_024, false)),
     scenario("GET with a credential", "µs CPU", INTERCEPTING, Kind::Credential),
-    scenario("new connection, same host", "µs CPU", INTERCEPTING, Kind::NewConnection),
+    scenario("new connection, same host", "µs CPU", INTERCEPTING, Kind::NewConnection(WayIn::Connect)),
+    scenario("new connection, captured", "µs CPU", &["exeat"], Kind::NewConnection(WayIn::Captured)),
+    scenario("new connection, SOCKS5", "µs CPU", &["exeat"], Kind::NewConnection(WayIn::Socks5)),
     scenario("new host", "µs CPU", INTERCEPTING, Kind::NewHost),
     scenario("download", "s CPU per GB", INTERCEPTING, Kind::Download(false)),
     scenario("upload", "s CPU per GB", INTERCEPTING, Kind::Upload),
@@ -219,11 +233,13 @@ impl<'l> Stage<'l> {
                 let work = clients.into_iter().map(|client| repeat(client, head.clone(), expected.clone()));
                 self.timed(work.collect(), duration, micro).await
             }
-            Kind::NewConnection => self.timed(self.per_connection(8, |_| INSPECTED.to_owned()), duration, micro).await,
+            Kind::NewConnection(way) => {
+                self.timed(self.per_connection(8, way, |_| INSPECTED.to_owned()), duration, micro).await
+            }
             Kind::NewHost => {
                 static NEXT: AtomicUsize = AtomicUsize::new(0);
                 let next = |_| format!("new{}.bench.test", NEXT.fetch_add(1, Ordering::Relaxed) % NEW_HOSTS);
-                self.timed(self.per_connection(4, next), duration, micro).await
+                self.timed(self.per_connection(4, WayIn::Connect, next), duration, micro).await
             }
             Kind::Download(opaque) => {
                 let expected = text(65_536);
@@ -366,6 +382,40 @@ impl<'l> Stage<'l> {
         client::tls(self.proxy.access(), (host, self.lab.origin_port), sni, config).await
     }
 
+    /// As [`Self::open_tls`], by another way in.
+    async fn open_otherwise(&self, way: WayIn, host: &str) -> Result<Connection<TlsStream<TcpStream>>, Failure> {
+        let ways = self.proxy.other_ways;
+        let failed = |error: std::io::Error| format!("{error}");
+        let tcp = match way {
+            WayIn::Socks5 => {
+                let mut tcp = TcpStream::connect(("127.0.0.1", ways.socks)).await.map_err(failed)?;
+                tcp.set_nodelay(true).map_err(failed)?;
+                // RFC 1928, without authentication; a name.
+                let length = u8::try_from(host.len()).unwrap();
+                let port = self.lab.origin_port.to_be_bytes();
+                tcp.write_all(&[5, 1, 0]).await.map_err(failed)?;
+                let mut chosen = [0; 2];
+                tcp.read_exact(&mut chosen).await.map_err(failed)?;
+                let request = [&[5, 1, 0, 3, length], host.as_bytes(), &port].concat();
+                tcp.write_all(&request).await.map_err(failed)?;
+                let mut answer = [0; 10];
+                tcp.read_exact(&mut answer).await.map_err(failed)?;
+                if chosen != [5, 0] || answer[..2] != [5, 0] {
+                    return Err(format!("SOCKS5: {chosen:?} {answer:?}"));
+                }
+                tcp
+            }
+            _ => {
+                let tcp = TcpStream::connect((ways.captured, self.lab.origin_port)).await.map_err(failed)?;
+                tcp.set_nodelay(true).map_err(failed)?;
+                tcp
+            }
+        };
+        let name = ServerName::try_from(host.to_owned()).unwrap();
+        let tls = TlsConnector::from(self.inspected.clone()).connect(name, tcp).await;
+        Ok(Connection::new(tls.map_err(|error| format!("TLS: {error}"))?))
+    }
+
     async fn tls_clients(&self, count: usize, opaque: bool) -> Result<Vec<Connection<TlsStream<TcpStream>>>, Failure> {
         let name = if opaque { OPAQUE } else { INSPECTED };
         let mut clients = Vec::with_capacity(count);
@@ -379,6 +429,7 @@ impl<'l> Stage<'l> {
     fn per_connection(
         &self,
         clients: usize,
+        way: WayIn,
         host: impl Fn(usize) -> String + Copy,
     ) -> Vec<impl AsyncFnOnce(&Progress) -> Result<(), Failure>> {
         let expected = text(1_024);
@@ -390,7 +441,10 @@ impl<'l> Stage<'l> {
                     let host = host(n);
                     let start = Instant::now();
                     let known = if host == INSPECTED { self.proxy.contender.connect_host(&host) } else { &host };
-                    let mut client = self.open_tls(known, &host, false).await?;
+                    let mut client = match way {
+                        WayIn::Connect => self.open_tls(known, &host, false).await?,
+                        WayIn::Captured | WayIn::Socks5 => self.open_otherwise(way, &host).await?,
+                    };
                     let head = format!("GET /text/1024 HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
                     client.exchange(head.as_bytes(), &expected, 1_024).await?;
                     progress.done(1, start);
