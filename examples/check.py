@@ -30,7 +30,8 @@ assert [rule["ports"] for rule in policies["exeat"]["ingress"]] == [way_out["por
 
 beside = documents["compose/sidecar.yaml"][0]["services"]
 assert {beside[name]["network_mode"] for name in ("exeat", "sandbox")} == {"service:network"}
-assert beside["exeat"]["depends_on"] == {"network": {"condition": "service_healthy"}}
+assert beside["exeat"]["depends_on"] == {"network": {"condition": "service_healthy", "restart": True}}
+assert beside["sandbox"]["restart"] == "no", "the engine does not wait for the rules"
 assert beside["sandbox"]["depends_on"] == {"exeat": {"condition": "service_healthy"}}
 assert beside["sandbox"]["user"] != beside["exeat"]["user"] == "65532:65532"
 assert all(one["cap_drop"] == ["ALL"] for one in beside.values()) and "cap_add" not in beside["sandbox"]

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -11,19 +10,23 @@ use clap::{Args, Subcommand};
 
 use super::terminal::{print, say};
 use super::{Exit, paths};
-use crate::policy::settings::{ListenerMode, Settings};
+use crate::policy::settings::{ListenAt, ListenerMode, Settings};
 
 /// The table with all of the rules.
 const TABLE: &str = "inet exeat";
-/// The bit of a connection's mark that says that it is the daemon's. A socket that has been closed with data left to send has no user.
-const OWN_MARK: &str = "0x10000000";
+/// The bits of a connection's mark that say that it was let out, and that it came from outside. A socket that has been closed with data
+/// left to send has no user any more.
+const LET_OUT: &str = "0x10000000";
+const FROM_OUTSIDE: &str = "0x20000000";
 /// The priority of the rules that redirect. Others, such as Docker's for its resolver, have -100, and the first redirection counts.
-const BEFORE_OTHERS: i32 = -110;
+const REDIRECT: i32 = -110;
+/// The priority of the rules about source addresses, before any redirection.
+const SOURCES: i32 = -150;
 /// The address of Docker's resolver in the networks of containers. It listens at other ports than 53, and forwards queries.
 const DOCKER_RESOLVER: &str = "127.0.0.11";
-/// The ICMPv6 messages without which no neighbour is reached (RFC 4861). The kernel sends them.
-const NEIGHBOURS: &str =
-    "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld2-listener-report } accept";
+/// The ICMPv6 messages without which no neighbour is reached (RFC 4861). The kernel sends them. Reports of multicast groups are not among
+/// them: whoever joins a group chooses its bytes.
+const NEIGHBOURS: &str = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit } accept";
 
 #[derive(Subcommand)]
 pub(super) enum CaptureAction {
@@ -73,7 +76,13 @@ pub(super) fn run(config: Option<&Path>, action: &CaptureAction) -> Exit {
         }
     };
     match action {
-        CaptureAction::Install(_) => load(&rules),
+        CaptureAction::Install(args) => match args.interface.iter().find_map(|name| unmatched(name)) {
+            Some(problem) => {
+                say(format_args!("exeat: {problem}"));
+                Exit::Usage
+            }
+            None => load(&rules),
+        },
         _ => {
             print(rules);
             Exit::Done
@@ -106,16 +115,26 @@ fn nft(rules: &str) -> io::Result<bool> {
     Ok(child.wait()?.success())
 }
 
+/// The ports of a listener's addresses, by family. A family without one is refused.
+#[derive(Clone, Copy, Default)]
+struct Ports {
+    v4: Option<u16>,
+    v6: Option<u16>,
+}
+
 /// What is captured, and where it is led to.
 struct Captured {
     /// The daemon's user.
     user: u32,
-    only: Vec<u32>,
+    /// Users, as elements of a set: numbers and ranges. All are captured if there are none.
+    only: Vec<String>,
     interfaces: Vec<String>,
-    transparent: SocketAddr,
-    dns: Option<SocketAddr>,
+    transparent: Ports,
+    dns: Ports,
     /// The ports of the listeners for clients that use the proxy as such, which may be reached from the interfaces.
     proxies: Vec<u16>,
+    /// The ports of the listeners for operators, which captured users may not reach.
+    operators: Vec<u16>,
 }
 
 impl Captured {
@@ -131,36 +150,41 @@ impl Captured {
                     .to_owned(),
             );
         }
-        let only = args.only.iter().map(|user| user_id(user, "--only")).collect::<Result<Vec<_>, _>>()?;
-        if only.contains(&user) {
+        let ids = args.only.iter().map(|user| user_id(user, "--only")).collect::<Result<Vec<_>, _>>()?;
+        if ids.contains(&user) {
             return Err("--only: the user is the daemon's, whose connections would lead back to it".to_owned());
         }
         if let Some(name) = args.interface.iter().find(|name| !is_interface(name)) {
             return Err(format!("--interface: {name:?} is not the name of an interface"));
         }
-        let listeners =
-            || settings.proxy.listeners.iter().filter_map(|listener| Some((listener.mode, listener.at.tcp()?)));
-        let of = |mode| listeners().find(|(found, _)| *found == mode).map(|(_, at)| at);
-        let transparent = of(ListenerMode::Transparent)
-            .ok_or("the configuration has no listener with mode = \"transparent\" to lead connections to")?;
-        let dns = of(ListenerMode::Dns);
-        if dns.is_none() {
-            say("exeat: warning: the configuration has no listener with mode = \"dns\", so names cannot be looked up");
+        let by_network = !args.interface.is_empty();
+        let transparent = ports(settings, ListenerMode::Transparent, by_network);
+        if transparent.v4.or(transparent.v6).is_none() {
+            let wanted = if by_network { "[::]" } else { "127.0.0.1 or [::]" };
+            return Err(format!(
+                "the configuration has no listener with mode = \"transparent\" to lead connections to, at {wanted} and a fixed port"
+            ));
         }
-        let interfaces = args.interface.clone();
-        for at in [Some(transparent), dns].into_iter().flatten() {
-            if !interfaces.is_empty() && at.ip().is_loopback() {
-                return Err(format!(
-                    "--interface: {at} cannot be reached from another machine or network; let it listen at [::]"
-                ));
-            }
-            if at.port() == 0 {
-                return Err(format!("{at}: the port of a listener that rules lead to must be fixed"));
-            }
+        let dns = ports(settings, ListenerMode::Dns, by_network);
+        if dns.v4.or(dns.v6).is_none() {
+            say(
+                "exeat: warning: the configuration has no such listener with mode = \"dns\", so names cannot be looked up",
+            );
         }
-        let direct = [ListenerMode::Proxy, ListenerMode::Socks5];
-        let proxies = listeners().filter(|(mode, at)| direct.contains(mode) && at.port() != 0).map(|(_, at)| at.port());
-        Ok(Self { user, only, interfaces, transparent, dns, proxies: proxies.collect() })
+        let listeners = settings.proxy.listeners.iter();
+        let direct = listeners.filter(|one| matches!(one.mode, ListenerMode::Proxy | ListenerMode::Socks5));
+        let tcp_ports = |all: Vec<&ListenAt>| -> Vec<u16> {
+            all.into_iter().filter_map(ListenAt::tcp).map(|at| at.port()).filter(|port| *port != 0).collect()
+        };
+        Ok(Self {
+            user,
+            only: ids.iter().zip(&args.only).flat_map(|(id, name)| with_subordinates(*id, name)).collect(),
+            interfaces: args.interface.clone(),
+            transparent,
+            dns,
+            proxies: tcp_ports(direct.map(|one| &one.at).collect()),
+            operators: tcp_ports(settings.admin.listen.iter().chain(&settings.metrics.listen).collect()),
+        })
     }
 
     /// Returns the rules, which replace those that were there before in one step.
@@ -182,71 +206,113 @@ impl Captured {
     /// The rules for connections of this machine or container.
     fn own(&self, out: &mut String) {
         let user = self.user;
-        let others = match set(&self.only) {
-            None => Vec::new(),
-            Some(users) => vec![format!("meta skuid != {users} accept")],
-        };
+        let let_out = format!("ct mark set ct mark | {LET_OUT} accept");
+        let others = set(&self.only).map(|users| format!("meta skuid != {users}"));
+        let others_pass = others.iter().map(|others| format!("{others} accept"));
+        // An address that is not the own one needs no privilege with IPv6. The answer to such a packet would leave.
+        let mut sources = vec![format!("meta skuid {user} accept"), NEIGHBOURS.to_owned()];
+        sources.extend(others_pass.clone());
+        sources.push("fib saddr type != local drop".to_owned());
+        chain(out, "own_sources", &hook("filter", "output", SOURCES), &sources);
         let [dns, all] = self.redirects();
         let mut redirects = vec![format!("meta skuid {user} accept")];
-        redirects.extend(others.clone());
+        redirects.extend(others_pass.clone());
         // Resolvers of this machine forward queries.
         redirects.extend(dns);
         redirects.push("fib daddr type local accept".to_owned());
         redirects.extend(all);
-        chain(out, "own", &format!("type nat hook output priority {BEFORE_OTHERS}; policy accept;"), &redirects);
+        chain(out, "own", &hook("nat", "output", REDIRECT), &redirects);
+        // Captured users: never by the mark, because they may use the ports of a connection of the daemon that has ended.
+        let mut captured: Vec<String> = others.iter().map(|others| format!("{others} {let_out}")).collect();
+        captured.push(format!("ip daddr {DOCKER_RESOLVER} reject"));
+        if let Some(ports) = set(&self.operators) {
+            captured.push(format!("fib daddr type local tcp dport {ports} reject with tcp reset"));
+        }
+        captured.push("fib daddr type local accept".to_owned());
+        // No answer, though it may look like that of a connection that has ended.
+        captured.push("tcp flags & (syn | ack) == syn reject with tcp reset".to_owned());
+        captured.push(format!("ct direction reply ct mark & {FROM_OUTSIDE} == {FROM_OUTSIDE} accept"));
+        captured.extend(refusals());
+        chain(out, "own_captured", "", &captured);
+        // Packets without a user: of sockets that have been closed, and of the kernel.
         let mut rest = vec![
-            format!("meta skuid {user} ct mark set ct mark | {OWN_MARK} accept"),
-            // Not UDP: whoever takes the port of a query that has been answered would send by its entry.
-            format!("meta l4proto tcp ct mark & {OWN_MARK} == {OWN_MARK} accept"),
-            "ct direction reply accept".to_owned(),
+            format!("meta skuid {user} {let_out}"),
+            format!("meta skuid != {user} goto own_captured"),
+            format!("ct mark & {LET_OUT} == {LET_OUT} accept"),
+            format!("ct direction reply ct mark & {FROM_OUTSIDE} == {FROM_OUTSIDE} accept"),
             NEIGHBOURS.to_owned(),
+            "fib daddr type local accept".to_owned(),
         ];
-        rest.extend(others);
-        rest.push(format!("ip daddr {DOCKER_RESOLVER} reject"));
-        rest.push("fib daddr type local accept".to_owned());
-        rest.extend(refusals());
-        chain(out, "own_rest", "type filter hook output priority 0; policy accept;", &rest);
+        match others {
+            // The machine is not the sandbox's alone.
+            Some(_) => rest.push("accept".to_owned()),
+            None => rest.push("drop".to_owned()),
+        }
+        chain(out, "own_rest", &hook("filter", "output", 0), &rest);
+        let arrived = format!("iifname != \"lo\" ct state new ct mark set ct mark | {FROM_OUTSIDE}");
+        chain(out, "own_arrived", &hook("filter", "input", 0), &[arrived]);
+        // A socket may be bound to an interface, also for an address of this machine.
+        let mut leaving: Vec<String> = others_pass.collect();
+        leaving.push("oifname != \"lo\" fib daddr type local drop".to_owned());
+        chain(out, "own_leaving", &hook("filter", "postrouting", 0), &leaving);
     }
 
     /// The rules for what arrives by the interfaces.
     fn arriving(&self, out: &mut String) {
         let names: Vec<String> = self.interfaces.iter().map(|name| format!("\"{name}\"")).collect();
         let elsewhere = format!("iifname != {{ {} }} accept", names.join(", "));
+        // The answer to a packet with the address of another machine would go there.
+        let sources = [elsewhere.clone(), NEIGHBOURS.to_owned(), "fib saddr . iif oif missing drop".to_owned()];
+        chain(out, "arriving_sources", &hook("filter", "prerouting", SOURCES), &sources);
         let proxies = set(&self.proxies).map(|ports| format!("fib daddr type local tcp dport {ports} accept"));
         let mut redirects = vec![elsewhere.clone()];
         redirects.extend(proxies.clone());
         redirects.extend(self.redirects().concat());
-        chain(
-            out,
-            "arriving",
-            &format!("type nat hook prerouting priority {BEFORE_OTHERS}; policy accept;"),
-            &redirects,
-        );
+        chain(out, "arriving", &hook("nat", "prerouting", REDIRECT), &redirects);
         let mut here = vec![elsewhere.clone()];
         here.extend(proxies);
-        here.extend(["ct status dnat accept", "ct direction reply accept", NEIGHBOURS].map(str::to_owned));
+        let dns: Vec<u16> = self.dns.v4.into_iter().chain(self.dns.v6).collect();
+        let tcp: Vec<u16> = dns.iter().copied().chain(self.transparent.v4).chain(self.transparent.v6).collect();
+        here.extend(set(&tcp).map(|ports| format!("ct status dnat tcp dport {ports} accept")));
+        here.extend(set(&dns).map(|ports| format!("ct status dnat udp dport {ports} accept")));
+        // Errors about these connections, such as those of packets that are too large.
+        here.push("ct state related meta l4proto { icmp, icmpv6 } accept".to_owned());
+        here.extend(["ct direction reply accept", NEIGHBOURS].map(str::to_owned));
         here.extend(refusals());
-        chain(out, "arriving_here", "type filter hook input priority 0; policy accept;", &here);
+        chain(out, "arriving_here", &hook("filter", "input", 0), &here);
         let mut through = vec![elsewhere, "ct direction reply accept".to_owned()];
         through.extend(refusals());
-        chain(out, "arriving_through", "type filter hook forward priority 0; policy accept;", &through);
+        chain(out, "arriving_through", &hook("filter", "forward", 0), &through);
     }
 
-    /// The rules that lead queries to the DNS listener, and those that lead all other connections to the transparent one. A family that
-    /// a listener does not take is refused later.
+    /// The rules that lead queries to the DNS listener, and those that lead all other connections to the transparent one.
     fn redirects(&self) -> [Vec<String>; 2] {
-        let family = |at: &SocketAddr| match at {
-            SocketAddr::V4(_) => "meta nfproto ipv4 ",
-            SocketAddr::V6(v6) if v6.ip().is_unspecified() => "",
-            SocketAddr::V6(_) => "meta nfproto ipv6 ",
+        let led = |protocol: &str, Ports { v4, v6 }: Ports| {
+            let families = [("ipv4", v4), ("ipv6", v6)];
+            let led = families
+                .map(|(family, port)| port.map(|port| format!("meta nfproto {family} {protocol} redirect to :{port}")));
+            led.into_iter().flatten().collect::<Vec<_>>()
         };
-        let dns = self.dns.iter().flat_map(|at| {
-            ["udp", "tcp"].map(|protocol| format!("{}{protocol} dport 53 redirect to :{}", family(at), at.port()))
-        });
-        let at = &self.transparent;
-        let all = format!("{}meta l4proto tcp tcp dport != 53 redirect to :{}", family(at), at.port());
-        [dns.collect(), vec![all]]
+        let dns = ["udp dport 53", "tcp dport 53"].map(|protocol| led(protocol, self.dns)).concat();
+        [dns, led("tcp dport != 53", self.transparent)]
     }
+}
+
+/// Returns the ports of the listeners of a mode that redirected connections reach: at all addresses, or at the loopback's if they come from
+/// this machine or container.
+fn ports(settings: &Settings, mode: ListenerMode, by_network: bool) -> Ports {
+    let mut ports = Ports::default();
+    let listeners = settings.proxy.listeners.iter().filter(|listener| listener.mode == mode);
+    for at in listeners.filter_map(|listener| listener.at.tcp()).filter(|at| at.port() != 0) {
+        let is_reached = at.ip().is_unspecified() || (!by_network && at.ip().is_loopback());
+        if is_reached && (at.is_ipv4() || at.ip().is_unspecified()) {
+            ports.v4 = ports.v4.or(Some(at.port()));
+        }
+        if is_reached && at.is_ipv6() {
+            ports.v6 = ports.v6.or(Some(at.port()));
+        }
+    }
+    ports
 }
 
 /// The rules at the end: programs are told at once that there is no other way.
@@ -254,15 +320,23 @@ fn refusals() -> [String; 2] {
     ["meta l4proto tcp reject with tcp reset".to_owned(), "reject".to_owned()]
 }
 
+fn hook(kind: &str, hook: &str, priority: i32) -> String {
+    format!("type {kind} hook {hook} priority {priority}; policy accept;")
+}
+
+/// Adds a chain. One without a hook is entered from another.
 fn chain(out: &mut String, name: &str, hook: &str, rules: &[String]) {
+    let hook = if hook.is_empty() { String::new() } else { format!("\t\t{hook}\n") };
     let rules: String = rules.iter().map(|rule| format!("\t\t{rule}\n")).collect();
-    out.push_str(&format!("\tchain {name} {{\n\t\t{hook}\n{rules}\t}}\n"));
+    out.push_str(&format!("\tchain {name} {{\n{hook}{rules}\t}}\n"));
 }
 
 /// Returns a set, or `None` if it is empty.
-fn set<N: ToString>(numbers: &[N]) -> Option<String> {
-    let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
-    (!numbers.is_empty()).then(|| format!("{{ {} }}", numbers.join(", ")))
+fn set<N: ToString>(elements: &[N]) -> Option<String> {
+    let mut elements: Vec<String> = elements.iter().map(ToString::to_string).collect();
+    elements.sort();
+    elements.dedup();
+    (!elements.is_empty()).then(|| format!("{{ {} }}", elements.join(", ")))
 }
 
 /// Returns the number of a user, from the users of this machine if it is a name.
@@ -276,10 +350,41 @@ fn user_id(user: &str, flag: &str) -> Result<u32, String> {
     found.ok_or_else(|| format!("{flag}: this machine has no user {user:?}; a number works, too"))
 }
 
+/// Returns a user and those that the user may become in a user namespace (subuid(5)), as elements of a set.
+fn with_subordinates(id: u32, name: &str) -> Vec<String> {
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let is_of = |line: &&str| line.split(':').nth(2) == Some(&id.to_string());
+    let known = users.lines().find(is_of).and_then(|line| line.split(':').next()).unwrap_or(name).to_owned();
+    let ranges = fs::read_to_string("/etc/subuid").unwrap_or_default();
+    [id.to_string()].into_iter().chain(subordinates(&ranges, &[&known, &id.to_string()])).collect()
+}
+
+/// Returns the ranges of the lines `USER:FIRST:COUNT` of these users.
+fn subordinates(file: &str, users: &[&str]) -> Vec<String> {
+    let range = |line: &str| {
+        let [user, first, count] = line.split(':').collect::<Vec<_>>()[..] else { return None };
+        let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
+        let last = first.checked_add(count.checked_sub(1)?)?;
+        users.contains(&user).then(|| format!("{first}-{last}"))
+    };
+    file.lines().filter_map(range).collect()
+}
+
 /// Returns true for a name that an interface of Linux can have, and that needs no escaping.
 fn is_interface(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_@:".contains(&byte);
-    (1..=15).contains(&name.len()) && name.bytes().all(is_plain)
+    (1..=15).contains(&name.len()) && name.bytes().all(is_plain) && name != "lo"
+}
+
+/// Returns why rules for an interface of this machine would not match, if so.
+fn unmatched(name: &str) -> Option<String> {
+    let at = Path::new("/sys/class/net").join(name);
+    if !at.exists() {
+        return Some(format!("--interface: this machine has no interface {name:?}"));
+    }
+    let master = fs::read_link(at.join("master")).ok()?;
+    let master = master.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    Some(format!("--interface: what arrives by {name:?} is seen as arriving by {master:?}; name that"))
 }
 
 #[cfg(test)]
@@ -291,39 +396,61 @@ mod tests {
             user: 65_532,
             only: Vec::new(),
             interfaces: Vec::new(),
-            transparent: "[::]:15001".parse().unwrap(),
-            dns: Some("127.0.0.1:15053".parse().unwrap()),
+            transparent: Ports { v4: Some(15_001), v6: Some(15_001) },
+            dns: Ports { v4: Some(15_053), v6: None },
             proxies: vec![3128],
+            operators: vec![3129],
         }
     }
 
     #[test]
     fn a_family_that_no_listener_takes_is_not_redirected() {
         let rules = captured().rules();
-        assert!(rules.contains("\t\tmeta l4proto tcp tcp dport != 53 redirect to :15001\n"), "{rules}");
+        for family in ["ipv4", "ipv6"] {
+            assert!(
+                rules.contains(&format!("\t\tmeta nfproto {family} tcp dport != 53 redirect to :15001\n")),
+                "{rules}"
+            );
+        }
         assert!(rules.contains("\t\tmeta nfproto ipv4 udp dport 53 redirect to :15053\n"), "{rules}");
-        assert!(!rules.contains("3128") && !rules.contains("iifname"), "{rules}");
+        assert!(
+            !rules.contains("ipv6 udp dport 53") && !rules.contains("3128") && !rules.contains("iifname {"),
+            "{rules}"
+        );
     }
 
     #[test]
-    fn each_chain_ends_with_a_refusal() {
-        let all = Captured { only: vec![1000, 1001], interfaces: vec!["veth0".to_owned()], ..captured() };
-        let rules = all.rules();
-        let chains: Vec<&str> = rules.split("chain ").skip(1).collect();
-        assert_eq!(chains.len(), 5, "{rules}");
-        for chain in chains.iter().filter(|chain| !chain.contains("type nat")) {
-            assert!(chain.trim_end_matches(['\n', '\t', '}']).ends_with("\t\treject"), "{chain}");
+    fn each_chain_that_decides_ends_with_a_refusal() {
+        let all = Captured { only: vec!["1000".to_owned(), "100000-165535".to_owned()], ..captured() };
+        for rules in [captured().rules(), Captured { interfaces: vec!["veth0".to_owned()], ..all }.rules()] {
+            let chains: Vec<&str> = rules.split("chain ").skip(1).collect();
+            let deciding =
+                chains.iter().filter(|chain| !chain.contains("type nat") && !chain.starts_with("own_arrived"));
+            for chain in deciding.filter(|chain| !(chain.starts_with("own_rest") && rules.contains("1000"))) {
+                let last = chain.trim_end_matches(['\n', '\t', '}']).rsplit('\t').next().unwrap();
+                assert!(last.ends_with("reject") || last.ends_with("drop"), "{chain}");
+            }
         }
-        assert!(rules.contains("meta skuid != { 1000, 1001 } accept") && rules.contains("tcp dport { 3128 } accept"));
         let arriving = Captured { interfaces: vec!["veth0".to_owned()], ..captured() };
         assert!(!arriving.rules().contains("hook output"));
     }
 
     #[test]
+    fn subordinate_users_are_found() {
+        let file = "agent:100000:65536\nother:200000:10\n1000:300000:1\nagent:1:0\nagent:x:1\nagent:4294967295:2\n";
+        assert_eq!(subordinates(file, &["agent", "1000"]), ["100000-165535", "300000-300000"]);
+    }
+
+    #[test]
     fn names_of_interfaces_are_plain() {
-        for (name, want) in
-            [("eth0", true), ("br-1a.2", true), ("", false), ("a\" accept", false), ("0123456789abcdef", false)]
-        {
+        for (name, want) in [
+            ("eth0", true),
+            ("br-1a.2", true),
+            ("", false),
+            ("lo", false),
+            ("a\" accept", false),
+            ("0123456789abcdef", false),
+        ] {
             assert_eq!(is_interface(name), want, "{name:?}");
         }
     }

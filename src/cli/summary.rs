@@ -53,18 +53,19 @@ pub(super) fn summary(log: &str, flags: &Flags<'_>) -> Vec<String> {
     out.extend(aborted_handshakes(&lines));
     let is_sent = |key: &&String| used.keys().any(|(name, _)| name == *key);
     let is_empty = passed == 0 && count == 0 && quiet.is_empty() && !lines.iter().any(is_client_tls_abort);
-    let looked_up = only_looked_up(&lines);
-    if flags.isolated && !looked_up.is_empty() {
+    let looked_up = if flags.isolated { only_looked_up(&lines) } else { BTreeSet::new() };
+    if !looked_up.is_empty() {
         out.push(indented(
             &format!(
                 "exeat: looked up, but nothing was sent at a port that is captured: {}; --allow HOST:PORT captures others",
-                looked_up.into_iter().map(clean).collect::<Vec<_>>().join(", ")
+                looked_up.iter().map(|name| clean(name)).collect::<Vec<_>>().join(", ")
             ),
             0,
         ));
-    } else if is_empty {
+    }
+    if is_empty && looked_up.is_empty() {
         out.push(nothing_came(flags.isolated).to_owned());
-    } else {
+    } else if !is_empty {
         out.extend(
             flags.keys.iter().filter(|key| !is_sent(key)).map(|key| format!("  {key} was not sent to any host")),
         );

@@ -49,6 +49,7 @@ const MAX_FILE: u64 = 8 << 20;
 /// The file that says which DNS servers to ask, and its text: the DNS listener. Without the file, programs ask this address, too.
 const RESOLVER: &str = "/etc/resolv.conf";
 const RESOLVER_TEXT: &[u8] = b"nameserver 127.0.0.1\n";
+const NOT_REPLACED: &str = "exeat: warning: the command sees the machine's";
 /// The flags of a mount that is changed to be read-only.
 const READ_ONLY: MountFlags =
     MountFlags::BIND.union(MountFlags::RDONLY).union(MountFlags::NOSUID).union(MountFlags::NODEV);
@@ -82,11 +83,11 @@ impl CommandFiles {
     /// also added to the machine's roots as it sees them, and it asks the DNS listener. That is best effort, because programs also find
     /// the CA by variables, and the listener answers for all servers.
     pub(super) fn add(&self, is_captured: bool, warns: bool) -> Result<(), IsolationError> {
-        let replaced = if is_captured { self.replaced() } else { BTreeMap::new() };
+        let replaced = if is_captured { self.replaced(warns) } else { BTreeMap::new() };
         self.add_directory(&replaced).map_err(failed(format!("{CERTIFICATES}, for the CA's certificates")))?;
         for (n, path) in replaced.keys().enumerate() {
             if let (Err(error), true) = (mount_bind(own_path(n), path), warns) {
-                say(format_args!("exeat: warning: the command sees the machine's {}: {error}", path.display()));
+                say(format_args!("{NOT_REPLACED} {}: {error}", path.display()));
             }
         }
         Ok(())
@@ -121,7 +122,7 @@ impl CommandFiles {
     }
 
     /// Returns what the command sees in place of the machine's files and directories, by their canonical paths.
-    fn replaced(&self) -> BTreeMap<PathBuf, Replacement> {
+    fn replaced(&self, warns: bool) -> BTreeMap<PathBuf, Replacement> {
         let mut replaced = BTreeMap::new();
         for path in ROOTS.iter().filter_map(|path| fs::canonicalize(path).ok()) {
             if let Some(roots) = read_file(&path) {
@@ -136,9 +137,13 @@ impl CommandFiles {
         }
         for path in BROWSERS.iter().filter_map(|path| fs::canonicalize(path).ok()) {
             let Some(policy) = self.browser_policy() else { continue };
-            if let Ok(mut files) = files_below(&path) {
-                files.push((BROWSER_POLICY.into(), policy));
-                replaced.insert(path, Replacement::Directory(files));
+            match files_below(&path) {
+                Ok(mut files) => {
+                    files.push((BROWSER_POLICY.into(), policy));
+                    replaced.insert(path, Replacement::Directory(files));
+                }
+                Err(error) if warns => say(format_args!("{} {}: {error}", NOT_REPLACED, path.display())),
+                Err(_) => {}
             }
         }
         if let Some(path) = fs::canonicalize(RESOLVER).ok().filter(|path| path.is_file()) {

@@ -190,7 +190,10 @@ impl WaitingCommand {
                 Ok(Err(error)) => error,
                 Err(_) => io::Error::new(io::ErrorKind::TimedOut, "it took too long"),
             },
-            _ = child.wait() => return Err(NotStarted::Ended),
+            ended = child.wait() => return Err(match ended {
+                Ok(status) if status.code().is_some() => NotStarted::Ended,
+                _ => NotStarted::Failed(io::Error::other("the process in the command's network was killed")),
+            }),
         };
         // It has closed the connection because it ends.
         if error.kind() == io::ErrorKind::UnexpectedEof && timeout(ENDED_WITHIN, child.wait()).await.is_ok() {

@@ -112,7 +112,20 @@ all() {
     try "$1 dig" "$2" dig +short +tries=1 +timeout=5 api.test
     try "$1 udp" "$2" python3 -c 'import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(9); s.connect(("203.0.113.9", 54)); s.send(b"x"); s.recv(1)'
 }
+started() { ip netns exec world python3 "$@" > started & for i in $(seq 100); do grep -q ready started && break; sleep 0.1; done; rm started; }
+started sniffer.py; started reuse_tcp.py serve; started closing.py serve
+# Returns what the world has seen of an attack.
+attack() {
+    : > leaks
+    as "$2" 12345 env python3 attack.py "${@:3}" > attacked 2>&1 || cat attacked >&2
+    sleep 1
+    echo "$1 attack: $(sort leaks | uniq -c | tr '\n' ' ')"
+}
+pod_attack() { attack "$1" pod p0 203.0.113.2 2001:db8:2::9 2001:db8:2::2; }
+box_attack() { attack "$1" box b0 10.9.0.1 2001:db8:2::9 2001:db8:9::1; }
+touch leaks reused closed; chmod 666 leaks reused closed
 all none-pod pod; all none-box box
+pod_attack none-pod; box_attack none-box
 : > queries
 install() { ip netns exec pod "$EXEAT" capture install -c e.toml --user 65532 "$@"; }
 rules() { ip netns exec pod nft list ruleset | md5sum; }
@@ -124,18 +137,27 @@ echo "daemon: $(as pod 65532 curl -sS -m 9 http://203.0.113.9:8081/ 2>&1)"
 echo "proxy: $(as pod 12345 curl -sS -m 9 --cacert ca.pem -x "http://t:$(cat token)@127.0.0.1:3128" https://api.test/ 2>&1)"
 # A resolver as Docker's.
 ip netns exec pod python3 resolver.py > resolver-up &
-until grep -q ready resolver-up; do sleep 0.1; done
+for i in $(seq 100); do grep -q ready resolver-up && break; sleep 0.1; done
 try "local resolver" pod dig +short +tries=1 +timeout=5 @127.0.0.11 api.test
 try "its own port" pod python3 -c 'import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(9); s.connect(("127.0.0.11", 5353)); s.send(b"x"); s.recv(1)'
 # The port of the daemon's query, while the kernel still has its entry.
 echo "reused: $(ip netns exec pod python3 reuse.py 2>&1 | tail -1)"
+ip netns exec pod python3 reuse_tcp.py ask; sleep 1
+echo "reused tcp: $(sort reused | tr '\n' ' ')"
+pod_attack pod
 install --interface p1
 all box box
+box_attack box
+echo "no interface: $(install --interface nosuch0 2>&1)"
 try "box gateway" box curl -sS -m 9 http://10.9.0.1:9999/
 echo "uncaptured: $(as pod 12345 curl -sS -m 9 http://203.0.113.9:8081/ 2>&1)"
 echo "broken: $(ip netns exec pod "$EXEAT" capture install -c none.toml --user 65532 2>&1; ip netns exec pod nft list tables)"
 install --interface p1 --only 12345
 all both-pod pod; all both-box box
+pod_attack both-pod; box_attack both-box
+sent=$(ip netns exec pod python3 closing.py send)
+for i in $(seq 90); do [ -s closed ] && break; sleep 0.1; done
+[ "$(cat closed)" = "$sent" ] && echo "closed: whole"
 kill -9 $daemon
 wait $daemon 2>/dev/null || true
 all killed-pod pod; all killed-box box
@@ -143,6 +165,110 @@ wc -l < queries | sed 's/^/queries: /'
 ip netns exec pod "$EXEAT" capture remove; ip netns exec pod "$EXEAT" capture remove
 echo "left: $(ip netns exec pod nft list ruleset)"
 all removed-pod pod; all removed-box box
+"#;
+
+/// Sees what arrives from the pod's network, whatever its addresses say.
+const SNIFFER: &str = r#"
+import socket
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3)); s.bind(("w0", 0))
+print("ready", flush=True)
+while True:
+    packet = s.recv(65536)
+    at = packet.find(b"LEAK-")
+    if at >= 0: open("leaks", "ab").write(packet[at:at + 20].split(b"\0")[0] + b"\n")
+"#;
+
+/// A sandbox that sends by every option of a socket that needs no privilege. Errors are what is wanted.
+const ATTACK: &str = r#"
+import os, socket, struct, sys
+FREEBIND6, UNICAST_IF, BINDTODEVICE = (41, 78), (0, 50), (1, 25)
+device, gateway, far6, own6 = sys.argv[1:5]
+def udp(family, options=(), at=None, to=None, data=b""):
+    try:
+        s = socket.socket(family, socket.SOCK_DGRAM); s.settimeout(0.3)
+        for (level, option), value in options: s.setsockopt(level, option, value)
+        if at: s.bind(at)
+        s.sendto(data, to)
+        return s
+    except OSError: return s
+def tcp(family, options, at, to):
+    try:
+        s = socket.socket(family, socket.SOCK_STREAM); s.settimeout(0.5)
+        for (level, option), value in options: s.setsockopt(level, option, value)
+        if at: s.bind(at)
+        s.connect(to); s.send(b"LEAK-tcp"); s.recv(9)
+    except OSError: pass
+bound = [(BINDTODEVICE, device.encode() + b"\0")]
+four, six = socket.AF_INET, socket.AF_INET6
+udp(four, to=("203.0.113.9", 54), data=b"LEAK-direct")
+udp(six, to=(far6, 54), data=b"LEAK-direct6")
+for to in ("127.0.0.5", "8.8.8.8", gateway): 
+    for port in (53, 54): udp(four, bound, None, (to, port), b"LEAK-bound")
+    udp(four, [(UNICAST_IF, struct.pack("!I", socket.if_nametoindex(device)))], None, (to, 54), b"LEAK-unicast")
+    tcp(four, bound, None, (to, 443))
+for to in ("::1", own6, "2001:db8:77::1"):
+    for port in (53, 54): udp(six, bound, None, (to, port), b"LEAK-bound6")
+# A source that is another machine's: the answer would go there.
+listener = socket.socket(six, socket.SOCK_DGRAM); listener.bind(("::", 4000)); listener.settimeout(0.3)
+udp(six, [(FREEBIND6, 1)], (far6, 5000), (own6, 4000), b"x")
+try: listener.sendto(b"LEAK-reply6", (far6, 5000))
+except OSError: pass
+udp(six, [(FREEBIND6, 1)], (far6, 5001), (own6, 4001), b"LEAK-icmp6")
+question = lambda name: b"\0\7\1\0\0\1\0\0\0\0\0\0" + bytes([len(name)]) + name + b"\4evil\4test\0\0\1\0\1"
+udp(six, [(FREEBIND6, 1)], (far6, 5002), (far6, 53), question(b"LEAK-dns"))
+udp(six, [(FREEBIND6, 1)], (far6, 5003), (own6, 53), question(b"LEAK-dns"))
+group = b"\xff\x0eLEAK-multicast"
+try: s = socket.socket(six, socket.SOCK_DGRAM); s.setsockopt(41, 20, group + struct.pack("I", socket.if_nametoindex(device)))
+except OSError: pass
+for kind, proto in ((socket.SOCK_DGRAM, 1), (socket.SOCK_SEQPACKET, 132), (socket.SOCK_DGRAM, 136)):
+    try: s = socket.socket(four, kind, proto); s.settimeout(0.3); s.sendto(b"\x08\0\0\0\0\0\0\0LEAK-proto", ("203.0.113.9", 54))
+    except OSError: pass
+"#;
+
+/// The daemon's user has a connection that the server resets; then the sandbox's user connects from the same port.
+const REUSE_TCP: &str = r#"
+import os, socket, struct, sys, time
+if sys.argv[1] == "serve":
+    s = socket.socket(); s.setsockopt(1, 2, 1); s.bind(("203.0.113.9", 7443)); s.listen()
+    print("ready", flush=True)
+    while True:
+        c, _ = s.accept(); c.settimeout(2)
+        try: data = c.recv(99)
+        except OSError: data = b""
+        open("reused", "ab").write(data + b"\n")
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)); c.close()
+def ask(user, data):
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(user); os.setuid(user)
+        try:
+            s = socket.socket(); s.settimeout(2); s.setsockopt(1, 2, 1); s.bind(("203.0.113.2", 40443))
+            s.connect(("203.0.113.9", 7443)); s.send(data); s.recv(9)
+        except OSError: pass
+        os._exit(0)
+    os.waitpid(pid, 0)
+ask(65532, b"daemon")
+ask(12345, b"sandbox")
+"#;
+
+/// A user that is not captured closes with data left to send, which arrives all the same.
+const CLOSING: &str = r#"
+import socket, sys
+if sys.argv[1] == "serve":
+    s = socket.socket(); s.setsockopt(1, 2, 1); s.bind(("203.0.113.9", 7444)); s.listen()
+    print("ready", flush=True)
+    while True:
+        c, _ = s.accept(); c.settimeout(9); total = 0
+        try:
+            while (data := c.recv(65536)): total += len(data)
+            open("closed", "a").write(f"{total}\n")
+        except OSError as error: open("closed", "a").write(f"{error}\n")
+s = socket.socket(); s.connect(("203.0.113.9", 7444))
+s.setblocking(False); total = 0
+try:
+    while True: total += s.send(b"x" * 65536)
+except BlockingIOError: pass
+s.close(); print(total)
 "#;
 
 const RESOLVER: &str = r#"
@@ -191,6 +317,10 @@ async fn a_captured_sandbox_has_no_other_way_out() {
         ("origin.py", ORIGIN),
         ("reuse.py", REUSE),
         ("resolver.py", RESOLVER),
+        ("sniffer.py", SNIFFER),
+        ("attack.py", ATTACK),
+        ("reuse_tcp.py", REUSE_TCP),
+        ("closing.py", CLOSING),
         ("e.toml", CONFIG),
         ("none.toml", "[proxy]\nlisten = [\"127.0.0.1:3128\"]\n"),
         ("token", crate::lab::TOKEN),
@@ -238,7 +368,16 @@ async fn a_captured_sandbox_has_no_other_way_out() {
             assert!(!told.contains(REACHED) && !told.contains("198.1"), "{state} {way}: {told}");
         }
     }
+    for state in ["none-pod", "none-box", "pod", "box", "both-pod", "both-box"] {
+        let (is_open, seen) = (state.starts_with("none"), said(&format!("{state} attack")));
+        // On a machine with other users, the kernel reports the multicast groups of all.
+        let seen = if state == "both-pod" { &seen.replace("LEAK-multicast", "") } else { seen };
+        assert!(seen.contains("LEAK-") == is_open, "{state}: {seen}\n{}", text(&output.stderr));
+    }
     let rows = [
+        ("reused tcp", "daemon "),
+        ("no interface", "this machine has no interface \"nosuch0\""),
+        ("closed", "whole"),
         ("again", "same"),
         ("daemon", REACHED),
         ("proxy", REACHED),
@@ -253,7 +392,7 @@ async fn a_captured_sandbox_has_no_other_way_out() {
     for (name, want) in rows {
         assert!(said(name).contains(want), "{name}: {}", said(name));
     }
-    assert_eq!(said("left"), "");
+    assert_eq!((said("left"), said("reused tcp").trim()), ("", "daemon"), "{out}");
     assert!(out.contains("table inet exeat\n"), "a failed install leaves the rules: {out}");
     // The only query is that of the daemon's user.
     assert_eq!(said("queries").trim(), "1", "{:?}", std::fs::read_to_string(dir.path().join("queries")));

@@ -39,16 +39,16 @@ async fn what_cannot_be_captured_is_refused_with_its_reason() {
     let here = rustix::process::geteuid().as_raw().to_string();
     let wide =
         LISTENERS.replace("127.0.0.1", "[::]").replace("task = \"t\"", "cidr_tasks = { \"10.0.0.0/8\" = \"t\" }");
-    let free = LISTENERS.replace("15053", "0");
+    let free = LISTENERS.replace("15001", "0");
     let none = "[proxy]\nlisten = [\"127.0.0.1:3128\"]\n";
     let rows: [(&str, &[&str], &str); 8] = [
         (LISTENERS, &["--user", "0"], "Root cannot be exempt"),
         (LISTENERS, &["--user", "root"], "Root cannot be exempt"),
         (LISTENERS, &["--user", "no-such-user"], "--user: this machine has no user \"no-such-user\""),
         (LISTENERS, &["--user", "7", "--only", "7"], "lead back to it"),
-        (LISTENERS, &["--user", "7", "--interface", "veth0"], "127.0.0.1:15001 cannot be reached from another machine"),
+        (LISTENERS, &["--user", "7", "--interface", "veth0"], "to lead connections to, at [::] and a fixed port"),
         (&wide, &["--user", "7", "--interface", "a\" accept"], "is not the name of an interface"),
-        (&free, &["--user", "7"], "must be fixed"),
+        (&free, &["--user", "7"], "to lead connections to, at 127.0.0.1 or [::] and a fixed port"),
         (none, &["--user", "7"], "no listener with mode = \"transparent\""),
     ];
     for (config, flags, want) in rows {
@@ -56,9 +56,7 @@ async fn what_cannot_be_captured_is_refused_with_its_reason() {
         assert!(code == 2 && rules.is_empty() && words.contains(want), "{flags:?} {code} {words}");
     }
     let (code, rules, _) = print(dir.path(), &wide, &["--user", "7", "--interface", "veth0", "--only", "9"]).await;
-    assert!(
-        code == 0 && rules.contains("iifname != { \"veth0\" } accept") && rules.contains("meta skuid != { 9 } accept")
-    );
+    assert!(code == 0 && rules.contains("iifname != { \"veth0\" } accept") && rules.contains("meta skuid != { 9 }"));
     let (code, ..) = print(dir.path(), LISTENERS, &[]).await;
     assert_eq!(code, if here == "0" { 2 } else { 0 }, "the own user is the daemon's");
 }
