@@ -197,7 +197,7 @@ impl Contender {
         let port = free_port();
         let ports = Ports { proxy: port, origin: lab.origin_port, dns: lab.dns_port };
         let mut other_ways = OtherWays { socks: 0, captured: Ipv4Addr::UNSPECIFIED };
-        let mut exeat = |program: &Path| {
+        let exeat = |program: &Path| {
             daemon::configure(lab.dir.path(), dir.path(), ports, scale);
             if self == Self::Exeat {
                 other_ways = Self::add_ways(lab, dir.path());
