@@ -22,6 +22,8 @@ const FROM_OUTSIDE: &str = "0x20000000";
 const REDIRECT: i32 = -110;
 /// The priority of the rules about source addresses, before any redirection.
 const SOURCES: i32 = -150;
+/// The port of DNS.
+const DNS: u16 = 53;
 /// The address of Docker's resolver in the networks of containers. It listens at other ports than 53, and forwards queries.
 const DOCKER_RESOLVER: &str = "127.0.0.11";
 /// The ICMPv6 messages without which no neighbour is reached (RFC 4861). The kernel sends them. Reports of multicast groups are not among
@@ -208,38 +210,38 @@ impl Captured {
         let user = self.user;
         let let_out = format!("ct mark set ct mark | {LET_OUT} accept");
         let others = set(&self.only).map(|users| format!("meta skuid != {users}"));
-        let others_pass = others.iter().map(|others| format!("{others} accept"));
-        // An address that is not the own one needs no privilege with IPv6. The answer to such a packet would leave.
-        let mut sources = vec![format!("meta skuid {user} accept"), NEIGHBOURS.to_owned()];
-        sources.extend(others_pass.clone());
-        sources.push("fib saddr type != local drop".to_owned());
+        let captured =
+            set(&self.only).map_or_else(|| format!("meta skuid != {user}"), |users| format!("meta skuid {users}"));
+        let answer = format!("ct direction reply ct mark & {FROM_OUTSIDE} == {FROM_OUTSIDE} accept");
+        // Another machine's address needs no privilege with IPv6. The answer to such a packet would leave.
+        let sources = [format!("{captured} fib saddr type != local drop")];
         chain(out, "own_sources", &hook("filter", "output", SOURCES), &sources);
         let [dns, all] = self.redirects();
         let mut redirects = vec![format!("meta skuid {user} accept")];
-        redirects.extend(others_pass.clone());
+        redirects.extend(others.iter().map(|others| format!("{others} accept")));
         // Resolvers of this machine forward queries.
         redirects.extend(dns);
         redirects.push("fib daddr type local accept".to_owned());
         redirects.extend(all);
         chain(out, "own", &hook("nat", "output", REDIRECT), &redirects);
         // Captured users: never by the mark, because they may use the ports of a connection of the daemon that has ended.
-        let mut captured: Vec<String> = others.iter().map(|others| format!("{others} {let_out}")).collect();
-        captured.push(format!("ip daddr {DOCKER_RESOLVER} reject"));
+        let mut decided: Vec<String> = others.iter().map(|others| format!("{others} {let_out}")).collect();
+        decided.push(format!("ip daddr {DOCKER_RESOLVER} reject"));
         if let Some(ports) = set(&self.operators) {
-            captured.push(format!("fib daddr type local tcp dport {ports} reject with tcp reset"));
+            decided.push(format!("fib daddr type local tcp dport {ports} reject with tcp reset"));
         }
-        captured.push("fib daddr type local accept".to_owned());
+        decided.push("fib daddr type local accept".to_owned());
         // No answer, though it may look like that of a connection that has ended.
-        captured.push("tcp flags & (syn | ack) == syn reject with tcp reset".to_owned());
-        captured.push(format!("ct direction reply ct mark & {FROM_OUTSIDE} == {FROM_OUTSIDE} accept"));
-        captured.extend(refusals());
-        chain(out, "own_captured", "", &captured);
+        decided.push("tcp flags & (syn | ack) == syn reject with tcp reset".to_owned());
+        decided.push(answer.clone());
+        decided.extend(refusals());
+        chain(out, "own_captured", "", &decided);
         // Packets without a user: of sockets that have been closed, and of the kernel.
         let mut rest = vec![
             format!("meta skuid {user} {let_out}"),
             format!("meta skuid != {user} goto own_captured"),
             format!("ct mark & {LET_OUT} == {LET_OUT} accept"),
-            format!("ct direction reply ct mark & {FROM_OUTSIDE} == {FROM_OUTSIDE} accept"),
+            answer.clone(),
             NEIGHBOURS.to_owned(),
             "fib daddr type local accept".to_owned(),
         ];
@@ -249,11 +251,15 @@ impl Captured {
             None => rest.push("drop".to_owned()),
         }
         chain(out, "own_rest", &hook("filter", "output", 0), &rest);
-        let arrived = format!("iifname != \"lo\" ct state new ct mark set ct mark | {FROM_OUTSIDE}");
-        chain(out, "own_arrived", &hook("filter", "input", 0), &[arrived]);
+        // Not UDP, nor the rest of a connection: any packet would open its sender to whoever takes the port that it was for.
+        let from_outside = format!("ct state new ct mark set ct mark | {FROM_OUTSIDE}");
+        let arrived = [
+            format!("iifname != \"lo\" tcp flags & (fin | syn | rst | ack) == syn {from_outside}"),
+            format!("iifname != \"lo\" meta l4proto {{ icmp, icmpv6 }} {from_outside}"),
+        ];
+        chain(out, "own_arrived", &hook("filter", "input", 0), &arrived);
         // A socket may be bound to an interface, also for an address of this machine.
-        let mut leaving: Vec<String> = others_pass.collect();
-        leaving.push("oifname != \"lo\" fib daddr type local drop".to_owned());
+        let leaving = ["oifname \"lo\" accept".to_owned(), format!("{captured} {answer}"), format!("{captured} drop")];
         chain(out, "own_leaving", &hook("filter", "postrouting", 0), &leaving);
     }
 
@@ -262,7 +268,8 @@ impl Captured {
         let names: Vec<String> = self.interfaces.iter().map(|name| format!("\"{name}\"")).collect();
         let elsewhere = format!("iifname != {{ {} }} accept", names.join(", "));
         // The answer to a packet with the address of another machine would go there.
-        let sources = [elsewhere.clone(), NEIGHBOURS.to_owned(), "fib saddr . iif oif missing drop".to_owned()];
+        let without_address = "ip6 saddr :: icmpv6 type { nd-neighbor-solicit, nd-router-solicit } accept".to_owned();
+        let sources = [elsewhere.clone(), without_address, "fib saddr . iif oif missing drop".to_owned()];
         chain(out, "arriving_sources", &hook("filter", "prerouting", SOURCES), &sources);
         let proxies = set(&self.proxies).map(|ports| format!("fib daddr type local tcp dport {ports} accept"));
         let mut redirects = vec![elsewhere.clone()];
@@ -275,6 +282,10 @@ impl Captured {
         let tcp: Vec<u16> = dns.iter().copied().chain(self.transparent.v4).chain(self.transparent.v6).collect();
         here.extend(set(&tcp).map(|ports| format!("ct status dnat tcp dport {ports} accept")));
         here.extend(set(&dns).map(|ports| format!("ct status dnat udp dport {ports} accept")));
+        // A query to the own address is not led elsewhere, if the listener is at the usual port.
+        if dns.contains(&DNS) {
+            here.extend(["udp", "tcp"].map(|protocol| format!("fib daddr type local {protocol} dport {DNS} accept")));
+        }
         // Errors about these connections, such as those of packets that are too large.
         here.push("ct state related meta l4proto { icmp, icmpv6 } accept".to_owned());
         here.extend(["ct direction reply accept", NEIGHBOURS].map(str::to_owned));

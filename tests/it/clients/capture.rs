@@ -121,8 +121,11 @@ attack() {
     sleep 1
     echo "$1 attack: $(sort leaks | uniq -c | tr '\n' ' ')"
 }
-pod_attack() { attack "$1" pod p0 203.0.113.2 2001:db8:2::9 2001:db8:2::2; }
-box_attack() { attack "$1" box b0 10.9.0.1 2001:db8:2::9 2001:db8:9::1; }
+link_local() { ip -n pod -6 addr show dev "$1" scope link | sed -n 's/.*inet6 \(.*\)\/.*/\1/p'; }
+ip -n world addr add "$(link_local p1)/64" dev w0 nodad
+stray() { ip netns exec world python3 -c 'import socket; s = socket.socket(socket.AF_INET, socket.SOCK_RAW, 255); s.setsockopt(0, 3, 1); import struct; d = b"stray"; h = struct.pack("!BBHHHBBH4s4s", 69, 0, 33, 1, 0, 64, 17, 0, socket.inet_aton("203.0.113.9"), socket.inet_aton("203.0.113.2")); s.sendto(h + struct.pack("!HHHH", 53, 45678, 13, 0) + d, ("203.0.113.2", 0))'; }
+pod_attack() { stray; attack "$1" pod p0 203.0.113.2 2001:db8:2::9 2001:db8:2::2 "$(link_local p1)"; }
+box_attack() { attack "$1" box b0 10.9.0.1 2001:db8:2::9 2001:db8:9::1 "$(link_local p1)"; }
 touch leaks reused closed; chmod 666 leaks reused closed
 all none-pod pod; all none-box box
 pod_attack none-pod; box_attack none-box
@@ -209,6 +212,10 @@ for to in ("127.0.0.5", "8.8.8.8", gateway):
 for to in ("::1", own6, "2001:db8:77::1"):
     for port in (53, 54): udp(six, bound, None, (to, port), b"LEAK-bound6")
 # A source that is another machine's: the answer would go there.
+# The address of another interface, which is only local to that one.
+udp(six, to=(sys.argv[5], 54, 0, socket.if_nametoindex(device)), data=b"LEAK-link")
+# The port that a stray packet from outside was for.
+udp(four, at=("0.0.0.0", 45678), to=("203.0.113.9", 53), data=b"LEAK-stray")
 listener = socket.socket(six, socket.SOCK_DGRAM); listener.bind(("::", 4000)); listener.settimeout(0.3)
 udp(six, [(FREEBIND6, 1)], (far6, 5000), (own6, 4000), b"x")
 try: listener.sendto(b"LEAK-reply6", (far6, 5000))
