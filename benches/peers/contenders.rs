@@ -169,7 +169,7 @@ impl Contender {
 
     /// Adds the other ways in to the configuration of exeat.
     fn add_ways(lab: &Lab, dir: &Path) -> OtherWays {
-        let ways = OtherWays { socks: free_port(), captured: captured_address(lab.dir.path()) };
+        let ways = OtherWays { socks: free_port(), captured: captured_address(&dir.join("state")) };
         let path = dir.join("exeat.toml");
         let text = fs::read_to_string(&path).unwrap();
         let text = text.replace("[dns]\n", &format!("[dns]\nsynthetic_ranges = [\"{SYNTHETIC_RANGE}\"]\n"));
@@ -240,8 +240,8 @@ impl Contender {
 }
 
 /// Returns the address that stands for [`CAPTURED`], as a daemon with this CA gives it to the task `bench`.
-fn captured_address(ca_dir: &Path) -> Ipv4Addr {
-    let authority = Authority::of(&ca_dir.join("ca.pem"), Some(&ca_dir.join("ca-key.pem"))).unwrap();
+fn captured_address(state_dir: &Path) -> Ipv4Addr {
+    let authority = Authority::of(&state_dir.join("ca.pem"), Some(&state_dir.join("ca-key.pem"))).unwrap();
     let secret = authority.derived_secret("synthetic addresses");
     let hash = Sha256::digest([&secret[..], b"bench\0", CAPTURED.as_bytes()].concat());
     let number = u32::from_be_bytes(*hash.first_chunk().unwrap()) % ((1 << 16) - 2);
