@@ -252,8 +252,12 @@ impl Record {
 
     /// Records the name that a query is for.
     pub fn dns_name(&mut self, name: &HostName) {
-        self.line.host = Some(self.logged_name(name.as_str()).to_owned());
-        self.requested_host = Some(name.as_str().to_owned());
+        self.record_host(name.as_str().to_owned());
+    }
+
+    fn record_host(&mut self, host: String) {
+        self.line.host = Some(self.logged_name(&host).to_owned());
+        self.requested_host = Some(host);
     }
 
     /// Records the caller. `own` matches its values. They are removed from the method and the path, and from all texts that
@@ -275,17 +279,12 @@ impl Record {
     /// Records the destination.
     pub fn target(&mut self, target: &Target) {
         self.line.scheme = Some(target.scheme().as_str().into());
-        let host = target.host().to_string();
-        self.line.host = Some(self.logged_name(&host).to_owned());
-        self.requested_host = Some(host);
-        self.line.port = Some(target.port());
+        self.destination(target.host(), target.port());
     }
 
     /// Records the destination of a connection whose protocol is not known.
     pub fn destination(&mut self, host: &Host, port: u16) {
-        let host = host.to_string();
-        self.line.host = Some(self.logged_name(&host).to_owned());
-        self.requested_host = Some(host);
+        self.record_host(host.to_string());
         self.line.port = Some(port);
     }
 

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -124,7 +125,7 @@ struct Ports {
     v6: Option<u16>,
 }
 
-/// What is captured, and where it is led to.
+/// The connections to capture, and the listeners that they are led to.
 struct Captured {
     /// The daemon's user.
     user: u32,
@@ -153,8 +154,10 @@ impl Captured {
             );
         }
         let ids = args.only.iter().map(|user| user_id(user, "--only")).collect::<Result<Vec<_>, _>>()?;
-        if ids.contains(&user) {
-            return Err("--only: the user is the daemon's, whose connections would lead back to it".to_owned());
+        let only: Vec<UserRange> =
+            ids.iter().zip(&args.only).flat_map(|(id, name)| with_subordinates(*id, name)).collect();
+        if only.iter().any(|range| range.contains(&user)) {
+            return Err("--only: the users include the daemon's, whose connections would lead back to it".to_owned());
         }
         if let Some(name) = args.interface.iter().find(|name| !is_interface(name)) {
             return Err(format!("--interface: {name:?} is not the name of an interface"));
@@ -180,7 +183,7 @@ impl Captured {
         };
         Ok(Self {
             user,
-            only: ids.iter().zip(&args.only).flat_map(|(id, name)| with_subordinates(*id, name)).collect(),
+            only: only.iter().map(element).collect(),
             interfaces: args.interface.clone(),
             transparent,
             dns,
@@ -361,22 +364,31 @@ fn user_id(user: &str, flag: &str) -> Result<u32, String> {
     found.ok_or_else(|| format!("{flag}: this machine has no user {user:?}; a number works, too"))
 }
 
-/// Returns a user and those that the user may become in a user namespace (subuid(5)), as elements of a set.
-fn with_subordinates(id: u32, name: &str) -> Vec<String> {
+/// Users with consecutive numbers.
+type UserRange = RangeInclusive<u32>;
+
+/// Returns users as an element of a set. A range of one is an error to nft.
+fn element(users: &UserRange) -> String {
+    let (first, last) = (users.start(), users.end());
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+/// Returns a user and those that the user may become in a user namespace (subuid(5)).
+fn with_subordinates(id: u32, name: &str) -> Vec<UserRange> {
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let is_of = |line: &&str| line.split(':').nth(2) == Some(&id.to_string());
     let known = users.lines().find(is_of).and_then(|line| line.split(':').next()).unwrap_or(name).to_owned();
     let ranges = fs::read_to_string("/etc/subuid").unwrap_or_default();
-    [id.to_string()].into_iter().chain(subordinates(&ranges, &[&known, &id.to_string()])).collect()
+    [id..=id].into_iter().chain(subordinates(&ranges, &[&known, &id.to_string()])).collect()
 }
 
 /// Returns the ranges of the lines `USER:FIRST:COUNT` of these users.
-fn subordinates(file: &str, users: &[&str]) -> Vec<String> {
+fn subordinates(file: &str, users: &[&str]) -> Vec<UserRange> {
     let range = |line: &str| {
         let [user, first, count] = line.split(':').collect::<Vec<_>>()[..] else { return None };
         let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
         let last = first.checked_add(count.checked_sub(1)?)?;
-        users.contains(&user).then(|| format!("{first}-{last}"))
+        users.contains(&user).then_some(first..=last)
     };
     file.lines().filter_map(range).collect()
 }
@@ -444,12 +456,17 @@ mod tests {
         }
         let arriving = Captured { interfaces: vec!["veth0".to_owned()], ..captured() };
         assert!(!arriving.rules().contains("hook output"));
+        // A query to the gateway's own address is not redirected.
+        assert!(!arriving.rules().contains("local udp dport 53 accept"));
+        let usual = Captured { dns: Ports { v4: Some(53), v6: Some(53) }, ..arriving };
+        assert!(usual.rules().contains("fib daddr type local udp dport 53 accept"));
     }
 
     #[test]
     fn subordinate_users_are_found() {
         let file = "agent:100000:65536\nother:200000:10\n1000:300000:1\nagent:1:0\nagent:x:1\nagent:4294967295:2\n";
-        assert_eq!(subordinates(file, &["agent", "1000"]), ["100000-165535", "300000-300000"]);
+        let found = subordinates(file, &["agent", "1000"]);
+        assert_eq!(found.iter().map(element).collect::<Vec<_>>(), ["100000-165535", "300000"]);
     }
 
     #[test]

@@ -210,17 +210,7 @@ async fn run_command(
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
     let Prepared { config, hidden_variables, placeholders, knows_user, captured } = prepared;
-    let warnings = config.warnings.iter().cloned().chain(config.policy.weak_values());
-    for warning in warnings.filter(|warning| warning.path.starts_with("credentials.")) {
-        say(format_args!("warning: {warning}"));
-    }
-    if !captured.left_out().is_empty() {
-        let ports: Vec<String> = captured.left_out().iter().map(ToString::to_string).collect();
-        say(format_args!(
-            "exeat: warning: not captured, and reached only by programs that use the proxy: port {}",
-            ports.join(", ")
-        ));
-    }
+    warn(&config, &captured);
     let own: Vec<_> = placeholders.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
     let keys = HiddenKeys::new(config.policy.task(&TaskName::new(TASK)).map(Arc::as_ref), placeholders);
     let ca = config.settings.interception.ca_cert.clone();
@@ -277,6 +267,21 @@ async fn run_command(
         () = async { signals.next().await; abort.cancel(); std::future::pending().await } => {}
     }
     Ok(status)
+}
+
+/// Prints the warnings about credentials and about ports that are not captured.
+fn warn(config: &Config, captured: &CapturedPorts) {
+    let warnings = config.warnings.iter().cloned().chain(config.policy.weak_values());
+    for warning in warnings.filter(|warning| warning.path.starts_with("credentials.")) {
+        say(format_args!("warning: {warning}"));
+    }
+    if !captured.left_out().is_empty() {
+        let ports: Vec<String> = captured.left_out().iter().map(ToString::to_string).collect();
+        say(format_args!(
+            "exeat: warning: not captured, and reached only by programs that use the proxy: port {}",
+            ports.join(", ")
+        ));
+    }
 }
 
 /// Reports each key that the command itself sends, once.

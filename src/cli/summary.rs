@@ -289,6 +289,39 @@ mod tests {
     }
 
     #[test]
+    fn names_that_were_only_looked_up_are_named() {
+        let keys = ["KEY".to_owned()];
+        let isolated = || Flags { isolated: true, ..flags(&keys, &[]) };
+        let query = |host: &str| Line {
+            event: Event::Closed,
+            tool: Some("dns".into()),
+            host: Some(host.to_owned()),
+            ..Line::default()
+        };
+        let only = told(&[query("api.test")], &isolated());
+        assert!(only.contains("at a port that is captured: api.test;") && !only.contains("only way out"), "{only}");
+        // With other requests, keys are reported beside it.
+        let both = told(&[query("api.test"), refused("b.test", "path_not_allowed")], &isolated());
+        assert!(both.contains("captured: api.test;") && both.contains("KEY was not sent to any host"), "{both}");
+        let sent = told(&[query("api.test"), refused("api.test", "path_not_allowed")], &isolated());
+        assert!(!sent.contains("looked up"), "{sent}");
+    }
+
+    #[test]
+    fn many_kinds_of_refusals_are_cut_off_and_a_password_is_explained() {
+        let lines: Vec<Line> = (0..130).map(|n| refused(&format!("h{n}.test"), "path_not_allowed")).collect();
+        let said = told(&lines, &flags(&[], &[]));
+        assert!(said.contains("… and 30 more kinds") && said.matches(" × ").count() == MAX_ROWS, "{said}");
+        let queries =
+            ["a.test", "b.test"].map(|host| Line { tool: Some("dns".into()), ..refused(host, "rate_limited") });
+        assert!(told(&queries, &flags(&[], &[])).contains("2 × (DNS queries)"));
+        let unknown = [refused("a.test", "caller_unknown")];
+        let isolated = Flags { isolated: true, ..flags(&[], &[]) };
+        assert!(told(&unknown, &isolated).contains(WRONG_PASSWORD));
+        assert!(!told(&unknown, &flags(&[], &[])).contains(WRONG_PASSWORD));
+    }
+
+    #[test]
     fn keys_that_were_not_sent_are_named() {
         let keys = ["KEY".to_owned(), "OTHER".to_owned()];
         let closed = Line {

@@ -14,13 +14,11 @@ use rustix::mount::{MountFlags, mount_bind, mount_remount};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
+use super::super::env::{BUNDLE_FILE, CA_FILE};
 use super::super::terminal::say;
 use super::hide::cover_directory;
 use super::{CERTIFICATES, IsolationError, failed, java_truststore};
 
-/// The files in the run's directory that the command needs.
-const CA: &str = "ca.pem";
-const BUNDLE: &str = "ca-bundle.pem";
 /// The directory with the files that the command sees in place of the machine's.
 const REPLACED: &str = "replaced";
 /// The files with the machine's roots in PEM: of Debian and Alpine, Fedora, SUSE, OpenSSL and BSD.
@@ -49,6 +47,7 @@ const MAX_FILE: u64 = 8 << 20;
 /// The file that says which DNS servers to ask, and its text: the DNS listener. Without the file, programs ask this address, too.
 const RESOLVER: &str = "/etc/resolv.conf";
 const RESOLVER_TEXT: &[u8] = b"nameserver 127.0.0.1\n";
+/// The beginning of the warning that a file of the machine stays visible.
 const NOT_REPLACED: &str = "exeat: warning: the command sees the machine's";
 /// The flags of a mount that is changed to be read-only.
 const READ_ONLY: MountFlags =
@@ -60,7 +59,7 @@ pub(super) struct CommandFiles {
     bundle: Vec<u8>,
 }
 
-/// What is mounted over a path of the machine.
+/// A file or directory that is mounted over one of the machine's.
 enum Replacement {
     File(Vec<u8>),
     /// Files by their paths in a directory.
@@ -76,7 +75,7 @@ impl CommandFiles {
             File::from(file).read_to_end(&mut content)?;
             Ok::<_, io::Error>(content)
         };
-        Ok(Self { ca: read(CA)?, bundle: read(BUNDLE)? })
+        Ok(Self { ca: read(CA_FILE)?, bundle: read(BUNDLE_FILE)? })
     }
 
     /// Adds a directory with the certificates in `/run`, which is covered. For a command whose connections are captured, the CA is
@@ -101,8 +100,8 @@ impl CommandFiles {
         }
         fs::create_dir(directory)?;
         cover_directory(directory)?;
-        fs::write(directory.join(CA), &self.ca)?;
-        fs::write(directory.join(BUNDLE), &self.bundle)?;
+        fs::write(directory.join(CA_FILE), &self.ca)?;
+        fs::write(directory.join(BUNDLE_FILE), &self.bundle)?;
         if !replaced.is_empty() {
             fs::create_dir(directory.join(REPLACED))?;
         }

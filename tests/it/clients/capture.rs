@@ -151,6 +151,14 @@ pod_attack pod
 install --interface p1
 all box box
 box_attack box
+# Listeners for IPv4 only: IPv6 is refused at once.
+sed 's/\[::\]/0.0.0.0/' e.toml > four.toml
+"$EXEAT" capture print -c four.toml --user 65532 --only 12345 --interface p1 | ip netns exec pod nft -f -
+try "four pod v6" pod curl -k -sS -m 9 "https://[2001:db8:2::9]/"
+try "four box v6" box curl -k -sS -m 9 "https://[2001:db8:2::9]/"
+install --interface p1
+ip -n pod link add br0 type bridge; ip -n pod link add d0 type veth peer name d1; ip -n pod link set d0 master br0
+echo "bridge: $(install --interface d0 2>&1)"
 echo "no interface: $(install --interface nosuch0 2>&1)"
 try "box gateway" box curl -sS -m 9 http://10.9.0.1:9999/
 echo "uncaptured: $(as pod 12345 curl -sS -m 9 http://203.0.113.9:8081/ 2>&1)"
@@ -383,6 +391,9 @@ async fn a_captured_sandbox_has_no_other_way_out() {
     }
     let rows = [
         ("reused tcp", "daemon "),
+        ("four pod v6", "Couldn't connect to server"),
+        ("four box v6", "Couldn't connect to server"),
+        ("bridge", "seen as arriving by \"br0\""),
         ("no interface", "this machine has no interface \"nosuch0\""),
         ("closed", "whole"),
         ("again", "same"),
