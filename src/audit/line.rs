@@ -78,6 +78,12 @@ pub struct Line {
     pub decision: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<String>,
+    /// The upstream proxy that the request leaves through, as `HOST:PORT`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream_proxy: Option<String>,
+    /// `false` if the upstream proxy resolves the name, so that the address was not checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub addr_checked: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]

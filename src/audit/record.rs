@@ -31,6 +31,7 @@ use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
 use crate::model::trace_context::TraceParent;
 use crate::model::unique_id;
+use crate::model::upstream_proxy::UpstreamProxyFailure;
 
 /// The replacement for a host that contains a credential's value.
 const REDACTED: &str = "[redacted]";
@@ -537,6 +538,12 @@ impl Record {
         self.failed_because(FailureReason::Dns(failure))
     }
 
+    /// Returns a refusal because the upstream proxy did not open a connection.
+    pub fn upstream_proxy_failed(&mut self, failure: UpstreamProxyFailure) -> Refusal {
+        self.rule(format!("upstream proxy: {}", failure.text().name));
+        self.failed_because(FailureReason::UpstreamProxy(failure))
+    }
+
     fn failed_because(&mut self, reason: FailureReason) -> Refusal {
         self.failure_reason = Some(reason);
         reason.refusal()
@@ -642,7 +649,14 @@ impl Record {
         cut(&self.redact(text), most)
     }
 
-    /// Records the dialled address.
+    /// Records the upstream proxy that the request leaves through, and whether the address of its destination was checked. `None`
+    /// for a request that leaves directly.
+    pub fn upstream_proxy(&mut self, proxy: Option<String>, is_checked: bool) {
+        self.line.upstream_proxy = proxy;
+        self.line.addr_checked = (!is_checked).then_some(false);
+    }
+
+    /// Records the dialled address, or the one that the upstream proxy was asked for.
     pub fn address(&mut self, address: IpAddr) {
         self.line.addr = Some(address.to_string());
     }

@@ -62,8 +62,14 @@ pub(super) fn without_network(lines: &[Line]) -> Option<&'static str> {
         matches!(refusal, Some(Refusal::Fail(Fail::ResolveFailed | Fail::ConnectFailed | Fail::ConnectTimedOut)))
     };
     let mut failed = lines.iter().filter(|line| line.code.is_some()).peekable();
-    (failed.peek().is_some() && failed.all(unreached))
-        .then_some("exeat: no host could be reached. Without the internet, exeat demo shows what exeat does")
+    // The variable was set for other programs. It is not followed without being asked for.
+    let is_behind_proxy = ["HTTPS_PROXY", "https_proxy"].iter().any(|name| std::env::var_os(name).is_some());
+    let advice = if is_behind_proxy {
+        "exeat: no host could be reached. HTTPS_PROXY is set; to leave through it: --upstream-proxy env:HTTPS_PROXY"
+    } else {
+        "exeat: no host could be reached. Without the internet, exeat demo shows what exeat does"
+    };
+    (failed.peek().is_some() && failed.all(unreached)).then_some(advice)
 }
 
 /// An address that a name resolves to, and that names may not resolve to.

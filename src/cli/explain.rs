@@ -21,6 +21,7 @@ use crate::policy::credential::Credential;
 use crate::policy::preset::PRESETS;
 use crate::policy::remedy::{Asked, Remedy};
 use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
+use crate::policy::upstream_proxy::ProxyChoice;
 
 /// Flags of `exeat explain`.
 #[derive(Args)]
@@ -245,16 +246,28 @@ fn evaluate(
     for step in credential_steps(task, kind, &target, &decision.allowed, warnings) {
         pass("inject", step);
     }
-    match known_addresses(policy, &target) {
+    let choice = policy.upstream_proxy(&decision.allowed, target.host());
+    let resolver = choice.as_ref().filter(|choice| policy.is_resolved_by(&choice.proxy, target.host()));
+    let known = known_addresses(policy, &target);
+    match &known {
+        None if resolver.is_some() => {
+            pass("pin", "the upstream proxy resolves the name, so its addresses are not checked".to_owned());
+        }
         None => pass("pin", "the name would be resolved now, and every address checked".to_owned()),
         Some(addresses) => {
             let denied = addresses.iter().any(|ip| policy.check_address(*ip, &decision.allowed).is_err());
             if denied {
-                let remedy = task.remedy_for_address(policy, &decision.allowed, &addresses);
+                let remedy = task.remedy_for_address(policy, &decision.allowed, addresses);
                 return Err(Explained { refusal: Deny::AddressNotAllowed.into(), remedy });
             }
             pass("pin", addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
         }
+    }
+    let exempt = |choice: &ProxyChoice<'_>| known.iter().flatten().all(|ip| choice.exempts(*ip));
+    if let Some(choice) = choice.as_ref().filter(|choice| known.is_none() || !exempt(choice)) {
+        let may_be_exempt = known.is_none() && resolver.is_none() && choice.has_networks();
+        let unless = if may_be_exempt { ", unless all addresses are in upstream.no_proxy" } else { "" };
+        pass("dial", format!("through the upstream proxy {}{unless}", choice.proxy.address()));
     }
     Ok(())
 }

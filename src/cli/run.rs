@@ -78,6 +78,11 @@ pub(super) struct RunArgs {
     /// https://IP/PATH#NAME. Can be repeated
     #[arg(long, value_name = "SERVER")]
     dns: Vec<String>,
+    /// A proxy that connections leave through, where the network allows no direct ones: http://[USER@]HOST:PORT, https://… or
+    /// socks5://…, or env:NAME for a variable with such a URL, which may have a password. HTTPS_PROXY is not used unless it is
+    /// named here: env:HTTPS_PROXY
+    #[arg(long, value_name = "URL")]
+    upstream_proxy: Option<String>,
     /// A network that allowed names may resolve to although it is not public, such as 10.1.0.0/16 or an address. Can be
     /// repeated
     #[arg(long, value_name = "CIDR")]
@@ -499,7 +504,7 @@ fn put_listener(table: &mut Table, args: &RunArgs) -> bool {
     true
 }
 
-/// Adds the certificates, DNS servers and networks that are given by flags. Returns the flag of each by its path in the
+/// Adds the certificates, DNS servers, networks and the upstream proxy that are given by flags. Returns the flag of each by its path in the
 /// configuration.
 fn put_network(table: &mut Table, args: &RunArgs) -> Result<HashMap<String, &'static str>, Vec<Problem>> {
     let mut flags = HashMap::new();
@@ -518,6 +523,10 @@ fn put_network(table: &mut Table, args: &RunArgs) -> Result<HashMap<String, &'st
     }
     for cidr in &args.allow_cidr {
         append("network", "allow_cidrs", cidr.clone(), "--allow-cidr");
+    }
+    if let Some(proxy) = &args.upstream_proxy {
+        put(table, "upstream", "proxy".to_owned(), proxy.clone());
+        flags.insert("upstream.proxy".to_owned(), "--upstream-proxy");
     }
     if !args.dns.is_empty() {
         put(table, "dns", "servers".to_owned(), args.dns.clone());

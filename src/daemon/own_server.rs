@@ -9,8 +9,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::ledger::{Connect, Connecting, Stream};
 use crate::model::host::Host;
+use crate::model::upstream_proxy::UpstreamProxyFailure;
 use crate::policy::store::PolicyStore;
-use crate::stages::forward::connect_own_server;
+use crate::policy::upstream_proxy::UpstreamProxy;
+use crate::stages::forward::{OriginStream, connect_own_server, try_upstream_proxy};
 use crate::stages::pin::{OwnServer, Resolver};
 use crate::tls::upstream::{self, UpstreamTls};
 
@@ -30,12 +32,15 @@ pub(crate) struct ServerAddress<'s> {
     pub(crate) is_tls: bool,
 }
 
-/// Connects to the daemon's own servers. TLS verifies the server's name, with the roots for origins.
+/// Connects to the daemon's own servers, through the upstream proxy if there is one. TLS verifies the server's name, with the roots
+/// for origins.
 #[derive(Clone)]
 pub(crate) struct OwnServerDialer {
     policies: Arc<PolicyStore>,
     resolver: Arc<Resolver>,
     tls: TlsConnector,
+    /// TLS with an upstream proxy.
+    proxy_tls: TlsConnector,
     connect_timeout: Duration,
 }
 
@@ -47,6 +52,7 @@ impl OwnServers<'_> {
             policies: self.policies.clone(),
             resolver: self.resolver.clone(),
             tls: TlsConnector::from(Arc::new(config)),
+            proxy_tls: TlsConnector::from(self.tls.config_h1()),
             connect_timeout: self.connect_timeout,
         }
     }
@@ -65,24 +71,30 @@ impl OwnServers<'_> {
 }
 
 impl OwnServerDialer {
+    /// Connects to an upstream proxy, with its TLS, and closes the connection.
+    ///
+    /// # Errors
+    /// [`UpstreamProxyFailure`].
+    pub(crate) async fn try_upstream_proxy(&self, proxy: &UpstreamProxy) -> Result<(), UpstreamProxyFailure> {
+        let addresses = self.resolver.proxy_addresses(&self.policies.snapshot(), proxy).await;
+        let addresses = addresses.map_err(|_| UpstreamProxyFailure::Unresolved)?;
+        try_upstream_proxy((proxy, &addresses), &self.proxy_tls, self.connect_timeout).await
+    }
+
     /// Connects at an address from the proxy's own resolver.
     ///
     /// # Errors
     /// I/O errors; the code of the refusal of an address.
     pub(crate) async fn connect(&self, address: &ServerAddress<'_>) -> io::Result<Box<dyn Stream>> {
         let ServerAddress { server, host, port, is_tls } = *address;
-        let addresses = self.resolver.own_server(&self.policies.snapshot(), server, host, port).await;
-        let addresses = addresses.map_err(|refusal| io::Error::other(refusal.code()))?;
-        let stream = connect_own_server(&addresses, self.connect_timeout).await?;
+        let route = self.resolver.own_server(&self.policies.snapshot(), server, host, port).await;
+        let route = route.map_err(|refusal| io::Error::other(refusal.code()))?;
+        let stream = connect_own_server(&route, &self.proxy_tls, self.connect_timeout).await?;
         wrap_tls(stream, host, is_tls.then(|| self.tls.clone())).await
     }
 }
 
-async fn wrap_tls(
-    stream: tokio::net::TcpStream,
-    host: &Host,
-    tls: Option<TlsConnector>,
-) -> io::Result<Box<dyn Stream>> {
+async fn wrap_tls(stream: OriginStream, host: &Host, tls: Option<TlsConnector>) -> io::Result<Box<dyn Stream>> {
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
     let name = upstream::server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(Box::new(tls.connect(name, stream).await?))

@@ -106,16 +106,24 @@ pub fn without_owners(settings: &Settings) -> Option<&ProxyListener> {
 pub(super) const NO_OWNERS: &str = "the kernel does not say here who owns a socket (sock_diag), so clients of this listener \
      need a token; under systemd, RestrictAddressFamilies needs AF_NETLINK";
 
-/// Checks that the daemon's own servers can be reached: that of a shared ledger, the log collector and others. Fetches a token for
+/// Checks that upstream proxies and the daemon's own servers can be reached: that of a shared ledger, the log collector and others. Fetches a token for
 /// each credential that is minted, except by a refresh token, which its endpoint could replace.
 pub async fn find_unreachable(settings: &Settings, policy: Policy, commands: Option<Arc<CommandRunner>>) -> Found {
     let mut found = Found::default();
     // Their problems have been found already.
     let (Ok(resolver), Ok(tls)) = (resolver(settings), upstream_tls(settings)) else { return found };
+    let upstream_proxies = policy.upstream_proxies().to_vec();
     let minted: Vec<_> = policy.credentials().filter(|credential| credential.recipe().is_some()).cloned().collect();
     let (policies, resolver) = (Arc::new(PolicyStore::new(policy)), Arc::new(resolver));
     let connect_timeout = settings.upstream.connect_timeout;
     let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
+    for proxy in &upstream_proxies {
+        if let Err(failure) = own_servers.dialer().try_upstream_proxy(proxy).await {
+            let detail = failure.text().detail;
+            let problem = format!("{}: {detail}; requests through it are refused", proxy.address());
+            found.problem(&format!("{}.proxy", proxy.section()), problem, "");
+        }
+    }
     if let Ok(Some(server)) = ledger::server(&settings.ledger)
         && let Err(why) = reach(&server, &ledger::connector(&server, &own_servers)).await
     {

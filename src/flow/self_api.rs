@@ -346,10 +346,13 @@ impl SelfRequest<'_> {
         // DNS and the audit log may have taken long, so the policy is read again.
         let policy = services.policies.snapshot();
         let admitted = authorize::destination_again(&policy, &admitted)?;
-        let pinned = services.resolver.recheck(&policy, &admitted, &pinned, record)?;
+        let pinned = services.resolver.recheck(&policy, &admitted, &pinned, record).await?;
         services.finds.check(self.caller.execution())?;
         let reply = match query {
-            DestinationQuery::Resolve => json!({ "addresses": pinned.address_texts().collect::<Vec<_>>() }),
+            DestinationQuery::Resolve => {
+                let addresses = pinned.address_texts().collect::<Vec<_>>();
+                json!({ "addresses": addresses, "resolved_by_upstream_proxy": pinned.is_resolved_by_proxy() })
+            }
             DestinationQuery::Certificate => self.certificate(&pinned, record).await?,
             DestinationQuery::Probe => self.probe(&admitted, &pinned, record).await?,
         };
@@ -391,13 +394,13 @@ impl SelfRequest<'_> {
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let started = Instant::now();
-        match self.services.forwarder.probe(pinned, self.caller.execution(), &record.transfer_counts()).await {
+        match self.services.forwarder.probe(pinned, self.caller.execution(), record).await {
             Ok(address) => {
-                record.address(address.ip());
+                let address = address.map(|address| address.ip().to_string());
                 let latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;
-                Ok(json!({ "open": true, "address": address.ip().to_string(), "latency_ms": latency_ms }))
+                Ok(json!({ "open": true, "address": address, "latency_ms": latency_ms }))
             }
-            Err(refusal @ Refusal::Fail(Fail::ConnectFailed | Fail::ConnectTimedOut)) => {
+            Err(refusal @ Refusal::Fail(Fail::ConnectFailed | Fail::ConnectTimedOut | Fail::UpstreamProxyFailed)) => {
                 record.rule(format!("{}; {}", admitted.allowed().rule(), refusal.code()));
                 Ok(json!({ "open": false, "reason": refusal.code() }))
             }

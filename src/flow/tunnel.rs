@@ -120,8 +120,7 @@ async fn pin_and_connect(
         Mode::Inspect => None,
         Mode::Opaque => {
             record.enter(Stage::Dial);
-            let (origin, address) = services.forwarder.connect(&admitted, &pinned, &record.transfer_counts()).await?;
-            record.address(address.ip());
+            let (origin, _) = services.forwarder.connect(&admitted, &pinned, record).await?;
             // The client's first bytes are waited for, and their name is checked.
             record.enter(Stage::Sni);
             Some(origin)
@@ -230,7 +229,7 @@ impl Tunnel {
         if admitted.mode() != Mode::Opaque {
             return Err(Deny::HostNotAllowed.into());
         }
-        services.resolver.recheck(policy, &admitted, &self.pinned, record).map(|_| ())
+        services.resolver.check_open(policy, &admitted, &self.pinned, record)
     }
 
     /// Terminates TLS and serves the requests inside, each of which is authorized separately.

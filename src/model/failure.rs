@@ -1,8 +1,9 @@
-//! The reasons for failures with origins and DNS servers, which clients and operators are told.
+//! The reasons for failures with origins, DNS servers and upstream proxies, which clients and operators are told.
 
 use super::dns::DnsFailure;
 use super::refusal::{Fail, Refusal};
 use super::tls::TlsFailure;
+use super::upstream_proxy::UpstreamProxyFailure;
 
 /// The texts of one kind of failure.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ pub enum FailureReason {
     Dns(DnsFailure),
     /// The reason for [`Fail::TlsFailed`].
     Tls(TlsFailure),
+    /// The reason for [`Fail::UpstreamProxyFailed`].
+    UpstreamProxy(UpstreamProxyFailure),
 }
 
 impl FailureReason {
@@ -31,6 +34,7 @@ impl FailureReason {
         match self {
             Self::Dns(_) => Refusal::Fail(Fail::ResolveFailed),
             Self::Tls(_) => Refusal::Fail(Fail::TlsFailed),
+            Self::UpstreamProxy(_) => Refusal::Fail(Fail::UpstreamProxyFailed),
         }
     }
 
@@ -40,6 +44,7 @@ impl FailureReason {
         match self {
             Self::Dns(failure) => failure.text(),
             Self::Tls(failure) => failure.kind.text(),
+            Self::UpstreamProxy(failure) => failure.text(),
         }
     }
 
@@ -49,6 +54,7 @@ impl FailureReason {
         match self {
             Self::Dns(failure) => failure.proxy_status().to_owned(),
             Self::Tls(failure) => failure.proxy_status(),
+            Self::UpstreamProxy(failure) => failure.proxy_status().to_owned(),
         }
     }
 }

@@ -15,4 +15,5 @@ pub mod token;
 pub mod tool;
 pub mod trace_context;
 pub mod unique_id;
+pub mod upstream_proxy;
 pub mod wire;

@@ -758,6 +758,17 @@ refusals! {
         title: "The origin closed the connection early or did not speak HTTP",
         hint: "Retry once if the request changes nothing at the origin; it may have had an effect there.",
     }
+
+    /// The upstream proxy did not open the connection.
+    UpstreamProxyFailed {
+        code: "upstream_proxy_failed",
+        status: BAD_GATEWAY,
+        stage: Dial,
+        proxy_status: "destination_unavailable",
+        retry: Later,
+        title: "The upstream proxy did not open the connection",
+        hint: "Retry later, a few times at most. If it persists, tell the operator.",
+    }
 }
 
 #[cfg(test)]

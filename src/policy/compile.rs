@@ -2,7 +2,7 @@
 //! No default allows anything.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -24,6 +24,8 @@ use super::settings::{DnsServer, LedgerAt, ListenAt, Settings, Source, TokenSour
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
+use super::upstream_proxy::{NoProxy, ProxyOverride, UpstreamProxies};
+use super::upstream_proxy_file::RawUpstreamProxy;
 use super::webhook;
 use crate::leak::families::Families;
 use crate::model::host::{Host, HostName};
@@ -108,11 +110,13 @@ fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Resu
 }
 
 fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (Settings, Policy) {
+    let proxy = |raw: RawUpstreamProxy| raw.compile(context, &file.settings.vault, findings);
     let integrations: HashMap<String, Arc<Integration>> = file
         .integrations
         .into_iter()
-        .map(|(name, raw)| (name.clone(), Arc::new(integration(name, raw, findings))))
+        .map(|(name, raw)| (name.clone(), Arc::new(integration(name, raw, &proxy, findings))))
         .collect();
+    let default_proxy = file.upstream_proxy.and_then(proxy);
     file.credentials.values().for_each(|raw| raw.check(findings));
     for (name, raw) in &file.credentials {
         for (i, other) in raw.with().iter().enumerate().filter(|(_, other)| !file.credentials.contains_key(*other)) {
@@ -161,11 +165,13 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
     }
     warn_of_wide_networks("network.allow_cidrs", &file.allow_cidrs, findings);
     let fixed_log_values = fixed_log_values(&credentials, tasks.iter());
+    let upstream_proxies = upstream_proxies((default_proxy, file.no_proxy), &integrations);
     let policy = Policy {
         generation: 0,
         rules_generation: 0,
         hosts: hosts(file.hosts, findings),
         leak: file.leak,
+        upstream_proxies,
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
         log_values: log_values(&fixed_log_values, &credentials),
         fixed_log_values,
@@ -181,6 +187,21 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
         findings.problem("proxy.listen", "no address to listen on", "[\"127.0.0.1:3128\"]");
     }
     (file.settings, policy)
+}
+
+/// Collects the upstream proxies.
+fn upstream_proxies(
+    (default, no_proxy): (Option<ProxyOverride>, Vec<NoProxy>),
+    integrations: &HashMap<String, Arc<Integration>>,
+) -> UpstreamProxies {
+    let proxy = |one: &ProxyOverride| match one {
+        ProxyOverride::Direct => None,
+        ProxyOverride::Proxy(proxy) => Some(proxy.clone()),
+    };
+    let default = default.as_ref().and_then(proxy);
+    let others = integrations.values().filter_map(|integration| proxy(integration.upstream.as_ref()?));
+    let all = default.iter().cloned().chain(others).collect();
+    UpstreamProxies { default, no_proxy, all }
 }
 
 /// Indexes `[dns].hosts` by name in normal form.
@@ -251,6 +272,12 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
         findings.problem("dns.servers", "a listener of the proxy itself, which asks nobody", "another server");
     }
     check_own_listeners(settings, findings);
+    for proxy in policy.upstream_proxies() {
+        let at = proxy.address().host.ip().map(|ip| SocketAddr::new(ip, proxy.address().port));
+        if at.is_some() && settings.proxy.listeners.iter().any(|listener| listener.at.tcp() == at) {
+            findings.problem(format!("{}.proxy", proxy.section()), "a listener of the proxy itself", "another proxy");
+        }
+    }
     let tls = settings.proxy.tls.iter();
     let files = tls.flat_map(|tls| {
         let may = [("client_ca", tls.client_ca.as_ref()), ("crl", tls.crl.as_ref())];
@@ -282,7 +309,12 @@ fn check_references(settings: &Settings, policy: &Policy, context: &CompileConte
     }
 }
 
-fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integration {
+fn integration(
+    name: String,
+    raw: RawIntegration,
+    proxy: &impl Fn(RawUpstreamProxy) -> Option<ProxyOverride>,
+    findings: &Findings,
+) -> Integration {
     check_integration(&name, &raw, findings);
     let ports = raw.ports.unwrap_or_else(|| if raw.plain_http { vec![443, 80] } else { vec![443] });
     Integration {
@@ -299,6 +331,7 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
         require_credential: raw.require_credential.as_deref().map(CredentialName::new),
         approval: raw.approval,
         trace_context: raw.trace_context,
+        upstream: raw.upstream.and_then(proxy),
         name,
     }
 }
@@ -853,6 +886,51 @@ pub(super) mod tests {
             ("[upstream]\nextra_roots = [\"missing.pem\"]", "upstream.extra_roots[0]", "PEM"),
             ("[upstream]\ncrls = [\"missing.crl\"]", "upstream.crls[0]", "CRL"),
             ("[upstream]\ncrls = \"revoked.crl\"", "upstream.crls", "["),
+            ("[upstream]\nproxy = \"http://u:secret@p.test:1\"", "upstream.proxy", "proxy_password"),
+            ("[upstream]\nproxy = \"http://p.test\"", "upstream.proxy", "HOST:PORT"),
+            ("[upstream]\nproxy = \"socks5h://p.test:1\"", "upstream.proxy", "resolve"),
+            ("[upstream]\nproxy = 3128", "upstream.proxy", "http://HOST:PORT"),
+            ("[upstream]\nproxy = \"env:UNSET\"", "upstream.proxy", "source"),
+            ("[upstream]\nproxy = \"env:SHORT\"", "upstream.proxy", "http://HOST:PORT"),
+            ("[upstream]\nproxy = \"http://127.0.0.1:3128\"", "upstream.proxy", "another proxy"),
+            ("[upstream]\nproxy = \"http://u@p.test:1\"", "upstream.proxy_password", "env:NAME"),
+            ("[upstream]\nproxy = \"http://p.test:1\"\nproxy_password = \"env:KEY\"", "upstream.proxy", "USER@"),
+            (
+                "[upstream]\nproxy = \"http://u@p.test:1\"\nproxy_password = \"hunter2\"",
+                "upstream.proxy_password",
+                "secret:NAME",
+            ),
+            (
+                "[upstream]\nproxy = \"http://u@p.test:1\"\nproxy_password = \"env:UNSET\"",
+                "upstream.proxy_password",
+                "source",
+            ),
+            ("[upstream]\nproxy_password = \"env:KEY\"", "upstream.proxy", "http://HOST:PORT"),
+            ("[upstream]\nresolve = \"proxy\"", "upstream.proxy", "http://HOST:PORT"),
+            ("[upstream]\nproxy = \"none\"\nresolve = \"proxy\"", "upstream.resolve", "a proxy"),
+            ("[upstream]\nproxy = \"http://p.test:1\"\nresolve = \"remote\"", "upstream.resolve", "\"local\""),
+            ("[upstream]\nno_proxy = [\"a.test\"]", "upstream.no_proxy", "a proxy"),
+            ("[upstream]\nproxy = \"http://p.test:1\"\nno_proxy = [\".a.test\"]", "upstream.no_proxy[0]", "*.a.test"),
+            (
+                "[upstream]\nproxy = \"http://p.test:1\"\nno_proxy = [\"10.0.0.1/8\"]",
+                "upstream.no_proxy[0]",
+                "bits set",
+            ),
+            (
+                "[upstream]\nproxy = \"http://p.test:1\"\nno_proxy = [\"a.*.test\"]",
+                "upstream.no_proxy[0]",
+                "10.0.0.0/8",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.test\"]\nupstream = { proxy = \"x\" }",
+                "integrations.a.upstream.proxy",
+                "socks5",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.test\"]\nupstream = { no_proxy = [] }",
+                "integrations.a.upstream.no_proxy",
+                "proxy",
+            ),
             (
                 "[integrations.a]\nallowed_domains = [\"*.kawasaki.jp\"]",
                 "integrations.a.allowed_domains[0]",

@@ -29,6 +29,8 @@ use super::settings::{
     Notify, NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use super::trace_export;
+use super::upstream_proxy::NoProxy;
+use super::upstream_proxy_file::{self, RawUpstreamProxy};
 use crate::leak::families::Family;
 use crate::model::tool::Tool;
 
@@ -43,6 +45,8 @@ pub(super) struct File {
     pub(super) allow_cidrs: Vec<IpNet>,
     pub(super) deny_cidrs: Vec<IpNet>,
     pub(super) hosts: Vec<(String, Vec<IpAddr>)>,
+    pub(super) upstream_proxy: Option<RawUpstreamProxy>,
+    pub(super) no_proxy: Vec<NoProxy>,
     pub(super) integrations: BTreeMap<String, RawIntegration>,
     pub(super) leak: Leak,
     pub(super) plans: BTreeMap<String, Plan>,
@@ -66,6 +70,7 @@ pub(super) struct RawIntegration {
     pub(super) require_credential: Option<String>,
     pub(super) approval: Option<Approval>,
     pub(super) trace_context: bool,
+    pub(super) upstream: Option<RawUpstreamProxy>,
 }
 
 /// `[tasks.NAME]`.
@@ -99,7 +104,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let admin = admin(root.section("admin"), base, findings);
     let metrics = metrics(root.section("metrics"), base);
     let interception = interception(root.section("interception"), &dir);
-    let upstream = upstream(root.section("upstream"), base);
+    let (upstream, upstream_proxy, no_proxy) = upstream(root.section("upstream"), base, findings);
     let (dns, hosts) = dns(root.section("dns"), findings);
     let mut network = root.section("network");
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
@@ -109,8 +114,11 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let notify = approvals(root.section("approvals"), base, findings);
     let traces = trace_export::read(root.section("traces"), base, findings);
     let leak = leak(root.section("leak"), findings);
-    let integrations =
-        root.tables("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
+    let integrations = root
+        .tables("integrations")
+        .into_iter()
+        .map(|(name, section)| (name, integration(section, base, findings)))
+        .collect();
     let plans = root.tables("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
     let secret_stores = secret_store_file::read(root.section("secret_stores"), base);
     let credentials = root
@@ -137,6 +145,8 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         allow_cidrs: allow_cidrs.unwrap_or_default(),
         deny_cidrs: deny_cidrs.unwrap_or_default(),
         hosts,
+        upstream_proxy,
+        no_proxy,
         integrations,
         leak,
         plans,
@@ -240,18 +250,28 @@ fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
     Interception { ca_cert, ca_key, refuse_inside: s.take("refuse_inside").unwrap_or(true) }
 }
 
-fn upstream(mut s: Section<'_>, base: &Path) -> Upstream {
+fn upstream(
+    mut s: Section<'_>,
+    base: &Path,
+    findings: &Findings,
+) -> (Upstream, Option<RawUpstreamProxy>, Vec<NoProxy>) {
     let mut files = |key| -> Vec<PathBuf> {
         let files: Vec<PathBuf> = s.take(key).unwrap_or_default();
         files.into_iter().map(|file| base.join(file)).collect()
     };
     let (extra_roots, crls) = (files("extra_roots"), files("crls"));
-    Upstream {
+    let proxy = upstream_proxy_file::read(&mut s, base);
+    if s.has("no_proxy") && proxy.is_none() {
+        findings.problem(s.at("no_proxy"), "there is no proxy", "a proxy, or without this key");
+    }
+    let no_proxy = upstream_proxy_file::no_proxy(&mut s);
+    let upstream = Upstream {
         roots: s.take("roots").unwrap_or(Roots::Webpki),
         extra_roots,
         crls,
         connect_timeout: s.take("connect_timeout").unwrap_or(Duration::from_secs(5)),
-    }
+    };
+    (upstream, proxy, no_proxy)
 }
 
 fn dns(mut s: Section<'_>, findings: &Findings) -> (Dns, Vec<(String, Vec<IpAddr>)>) {
@@ -449,7 +469,7 @@ fn denied_domains(s: &mut Section<'_>) -> Vec<HostPattern> {
     s.take::<Vec<DenyPattern>>("denied_domains").unwrap_or_default().into_iter().map(|pattern| pattern.0).collect()
 }
 
-fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
+fn integration(mut s: Section<'_>, base: &Path, findings: &Findings) -> RawIntegration {
     // Its keys are in the table already.
     let _ = s.take::<String>(preset::KEY);
     RawIntegration {
@@ -466,6 +486,7 @@ fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
         require_credential: s.take("require_credential"),
         approval: Approval::read(&mut s, findings),
         trace_context: s.take("trace_context").unwrap_or(false),
+        upstream: s.optional("upstream").and_then(|mut upstream| upstream_proxy_file::read(&mut upstream, base)),
     }
 }
 

@@ -39,6 +39,8 @@ pub mod task_credentials;
 mod task_token;
 pub mod token_request;
 pub mod trace_export;
+pub mod upstream_proxy;
+mod upstream_proxy_file;
 pub mod usage;
 mod value_fit;
 mod webhook;

@@ -20,6 +20,7 @@ use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
+use super::upstream_proxy::{ProxyChoice, ProxyOverride, UpstreamProxies, UpstreamProxy};
 use crate::leak::families::Families;
 use crate::leak::strength::{Strength, WEAK};
 use crate::leak::{LogValues, Matcher, ValueSource};
@@ -46,6 +47,8 @@ pub struct Policy {
     pub(super) leak: Leak,
     /// `[dns].hosts`.
     pub(super) hosts: HashMap<HostName, Vec<IpAddr>>,
+    /// The proxies of `[upstream]` and of integrations.
+    pub(super) upstream_proxies: UpstreamProxies,
     /// `[tasks]`.
     pub(super) tasks: HashMap<TaskName, Arc<Task>>,
     /// Static tokens, hashed.
@@ -156,6 +159,8 @@ pub struct Integration {
     pub(super) require_credential: Option<CredentialName>,
     pub(super) approval: Option<Approval>,
     pub(super) trace_context: bool,
+    /// The upstream proxy in place of that of `[upstream]`.
+    pub(super) upstream: Option<ProxyOverride>,
 }
 
 /// The handling of a tunnel's content.
@@ -234,6 +239,33 @@ impl Policy {
     #[must_use]
     pub fn hosts_override(&self, name: &HostName) -> Option<&[IpAddr]> {
         self.hosts.get(name).map(Vec::as_slice)
+    }
+
+    /// Returns the upstream proxy for a host that `allowed` permits. Its addresses may still be exempt.
+    #[must_use]
+    pub fn upstream_proxy(&self, allowed: &MatchedRules, host: &Host) -> Option<ProxyChoice<'_>> {
+        let rules = allowed.rules.iter().chain(&allowed.approval_rules);
+        self.upstream_proxies.choose(rules.map(|rule| rule.upstream.as_ref()), host)
+    }
+
+    /// Returns the upstream proxy for a server of the daemon's own.
+    #[must_use]
+    pub fn upstream_proxy_to_own_server(&self, host: &Host) -> Option<ProxyChoice<'_>> {
+        self.upstream_proxies.choose(std::iter::empty(), host)
+    }
+
+    /// Returns true if an upstream proxy resolves a host. Addresses, names with addresses in the configuration, and those of this
+    /// machine (RFC 6761 §6.3) are resolved here.
+    #[must_use]
+    pub fn is_resolved_by(&self, proxy: &UpstreamProxy, host: &Host) -> bool {
+        let is_unknown = |name: &HostName| self.hosts_override(name).is_none() && !name.is_at_or_below("localhost");
+        proxy.resolves() && host.name().is_some_and(is_unknown)
+    }
+
+    /// Returns all upstream proxies.
+    #[must_use]
+    pub fn upstream_proxies(&self) -> &[Arc<UpstreamProxy>] {
+        &self.upstream_proxies.all
     }
 
     /// Returns the settings of the leak scan.
@@ -411,6 +443,7 @@ impl Policy {
             network: self.network.clone(),
             leak: self.leak.clone(),
             hosts: self.hosts.clone(),
+            upstream_proxies: self.upstream_proxies.clone(),
             tokens: self.tokens.clone(),
             log_values: log_values(&self.fixed_log_values, &credentials),
             fixed_log_values: self.fixed_log_values.clone(),

@@ -74,6 +74,14 @@ pub(super) fn of_all(old: &Policy, new: &Policy) -> Changes {
     if !added.is_empty() {
         closes.push(format!("network.deny_cidrs with {}", listed(added.iter())));
     }
+    let unchecked = |policy: &Policy| -> BTreeSet<String> {
+        let resolving = policy.upstream_proxies().iter().filter(|proxy| proxy.resolves());
+        resolving.map(|proxy| proxy.section().to_owned()).collect()
+    };
+    let (before, after) = (unchecked(old), unchecked(new));
+    let resolved = |section: &String| format!("{section}.resolve = \"proxy\": addresses of names are not checked");
+    opens.extend(after.difference(&before).map(resolved));
+    closes.extend(before.difference(&after).map(|section| format!("not: {}", resolved(section))));
     let families =
         |policy: &Policy| -> BTreeSet<&str> { policy.leak.families().iter().map(|family| family.as_str()).collect() };
     let (before, after) = (families(old), families(new));

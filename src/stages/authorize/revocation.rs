@@ -11,16 +11,24 @@ use tokio::sync::watch;
 use super::RevocationCheck;
 use crate::audit::finds::Finds;
 use crate::ledger::Millis;
+use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
 /// A future that completes with the refusal once the exchange is no longer allowed.
 pub type Revocation = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
+/// The addresses that were checked for an exchange.
+pub(crate) enum CheckedAddresses {
+    These(Vec<SocketAddr>),
+    /// None, because the upstream proxy resolves the name.
+    LeftToProxy(Host),
+}
+
 /// Checks the exchange against every new policy, and whether its execution has been stopped or has expired.
 pub(crate) fn watch(
     check: RevocationCheck,
-    addresses: Vec<SocketAddr>,
+    addresses: CheckedAddresses,
     mut changes: watch::Receiver<Arc<Policy>>,
     finds: Arc<Finds>,
 ) -> Revocation {
@@ -61,8 +69,15 @@ pub async fn expired(end: Option<Millis>) -> Refusal {
 /// The longest sleep: one year.
 const MAX_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn still_allowed(policy: &Policy, check: &RevocationCheck, addresses: &[SocketAddr]) -> Verdict<()> {
+fn still_allowed(policy: &Policy, check: &RevocationCheck, addresses: &CheckedAddresses) -> Verdict<()> {
     let Some(allowed) = check.renewed(policy)? else { return Ok(()) };
-    let result = addresses.iter().try_for_each(|address| policy.check_address(address.ip(), &allowed));
-    result.map_err(|_| Deny::AddressNotAllowed.into())
+    let is_allowed = match addresses {
+        CheckedAddresses::These(addresses) => {
+            addresses.iter().all(|address| policy.check_address(address.ip(), &allowed).is_ok())
+        }
+        CheckedAddresses::LeftToProxy(host) => {
+            policy.upstream_proxy(&allowed, host).is_some_and(|choice| policy.is_resolved_by(&choice.proxy, host))
+        }
+    };
+    if is_allowed { Ok(()) } else { Err(Deny::AddressNotAllowed.into()) }
 }

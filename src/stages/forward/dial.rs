@@ -1,35 +1,49 @@
-//! Dials origins, the only code that does so, and only at the addresses of a pin. Also dials the proxy's own servers.
+//! Dials origins, the only code that does so, and only at the addresses of a pin, or through its upstream proxy. Also dials the
+//! proxy's own servers.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_util::either::Either;
 
-use crate::audit::progress::TransferCounts;
+use super::upstream_proxy::{Carrier, Tunnel, open_tunnel, secure};
+use crate::audit::record::Record;
+use crate::model::host::Host;
 use crate::model::limited::ExchangeLimit;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
+use crate::model::upstream_proxy::UpstreamProxyFailure;
+use crate::policy::upstream_proxy::UpstreamProxy;
 use crate::socket_options;
-use crate::stages::pin::PinnedTarget;
+use crate::stages::pin::{Asked, Destination, OwnServerRoute, PinnedTarget};
 use crate::stages::socket_quota::{Permit, SocketQuota};
 
 /// The most addresses tried, across both families.
 const MAX_DIALED: usize = 16;
+/// The most addresses that an upstream proxy is asked for, and the most of its own that are tried for each.
+const MAX_PROXIED: usize = 4;
 /// The delay before the next address joins the race (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// A connection to an origin. It holds its socket permit while it is open.
+/// A connection to an origin or to a server of the proxy's own, perhaps through an upstream proxy. It holds its socket permit
+/// while it is open.
 pub struct OriginStream {
-    stream: TcpStream,
-    _permit: Permit,
+    stream: Carrier,
+    /// What arrived with the answer of the upstream proxy.
+    early: Bytes,
+    _permit: Option<Permit>,
 }
 
 /// The permits for the sockets of one dial: the first one, and the quota for more.
@@ -39,59 +53,139 @@ pub(crate) struct Sockets<'q> {
     pub(crate) execution: &'q ExecutionId,
 }
 
-/// Connects to the first address of the pin that accepts, alternating between IPv6 and IPv4.
+/// Why there is no connection.
+enum DialError {
+    /// No address accepts.
+    Refused,
+    /// The upstream proxy does not open one.
+    Proxy(UpstreamProxyFailure),
+}
+
+/// Connects to the first address of the pin that accepts, alternating between IPv6 and IPv4, or through the upstream proxy of the
+/// pin. Returns the address, unless the upstream proxy has resolved the name.
 ///
 /// # Errors
-/// [`Fail::ConnectFailed`] if all addresses refuse, [`Fail::ConnectTimedOut`] if none accepts in time.
+/// [`Fail::ConnectFailed`] if all addresses refuse, [`Fail::ConnectTimedOut`] if none accepts in time;
+/// [`Fail::UpstreamProxyFailed`] if the upstream proxy opens no connection.
 pub(crate) async fn connect(
     pinned: &PinnedTarget,
     sockets: Sockets<'_>,
-    within: Duration,
-    counts: &TransferCounts,
-) -> Verdict<(OriginStream, SocketAddr)> {
+    (within, tls): (Duration, &TlsConnector),
+    record: &mut Record,
+) -> Verdict<(OriginStream, Option<SocketAddr>)> {
     let Sockets { first, quota, execution } = sockets;
     let mut first = Some(first);
     let permits = || first.take().or_else(|| quota.try_acquire(Some(execution)));
-    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MAX_DIALED), permits)).await {
-        Ok(Some((stream, address, permit))) => {
-            socket_options::set(&stream);
-            Ok((OriginStream { stream, _permit: permit }, address))
+    let is_proxy_reached = AtomicBool::new(false);
+    let dialed = timeout(within, dial(pinned.destination(), permits, (tls, &is_proxy_reached))).await;
+    match dialed {
+        Ok(Ok(((stream, early), address, permit))) => {
+            Ok((OriginStream { stream, early, _permit: Some(permit) }, address))
         }
-        Ok(None) => Err(Fail::ConnectFailed.into()),
-        Err(_) => Err(counts.reached(ExchangeLimit::Connect(within))),
+        Ok(Err(DialError::Refused)) => Err(Fail::ConnectFailed.into()),
+        Ok(Err(DialError::Proxy(failure))) => Err(record.upstream_proxy_failed(failure)),
+        Err(_) if pinned.upstream_proxy().is_some() && !is_proxy_reached.into_inner() => {
+            Err(record.upstream_proxy_failed(UpstreamProxyFailure::Unreachable))
+        }
+        Err(_) => Err(record.transfer_counts().reached(ExchangeLimit::Connect(within))),
     }
 }
 
 /// Connects to a server of the proxy's own. Sandboxes cannot influence its addresses.
 ///
 /// # Errors
-/// Returns an error if none of the addresses accepts in time.
-pub async fn connect_own_server(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
-    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MAX_DIALED), || Some(()))).await;
-    let (stream, ..) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
-    socket_options::set(&stream);
-    Ok(stream)
+/// Returns an error if none of the addresses accepts in time, or the upstream proxy opens no connection.
+pub async fn connect_own_server(
+    route: &OwnServerRoute,
+    tls: &TlsConnector,
+    within: Duration,
+) -> io::Result<OriginStream> {
+    let is_proxy_reached = AtomicBool::new(false);
+    let dialed = timeout(within, dial(route.destination(), || Some(()), (tls, &is_proxy_reached))).await;
+    match dialed.map_err(|_| io::ErrorKind::TimedOut)? {
+        Ok(((stream, early), ..)) => Ok(OriginStream { stream, early, _permit: None }),
+        Err(DialError::Refused) => Err(io::ErrorKind::ConnectionRefused.into()),
+        Err(DialError::Proxy(failure)) => Err(io::Error::other(failure.text().detail)),
+    }
 }
 
-/// Races the addresses. Each one needs a permit and joins later if there is none.
-async fn race<P>(
-    mut waiting: impl ExactSizeIterator<Item = SocketAddr>,
+/// Connects directly or through the upstream proxy.
+async fn dial<P>(
+    Destination { target, addresses, via }: Destination<'_>,
+    permits: impl FnMut() -> Option<P>,
+    (tls, is_proxy_reached): (&TlsConnector, &AtomicBool),
+) -> Result<(Tunnel, Option<SocketAddr>, P), DialError> {
+    let Some(via) = via else {
+        let addresses = interleaved(addresses).into_iter().take(MAX_DIALED);
+        let (stream, address, permit) = race(addresses, permits, open).await.map_err(|_| DialError::Refused)?;
+        return Ok(((Either::Left(stream), Bytes::new()), Some(address), permit));
+    };
+    let (asked, port): (Vec<Option<SocketAddr>>, u16) = match &via.asked {
+        Asked::Name => (vec![None], target.1),
+        Asked::Addresses(addresses) => (interleaved(addresses).into_iter().map(Some).collect(), target.1),
+    };
+    let open = |asked: Option<SocketAddr>| async move {
+        let literal = asked.map(|address| Host::Ip(address.ip()));
+        let stream = connect_to_proxy(&via.at).await.ok_or(UpstreamProxyFailure::Unreachable)?;
+        is_proxy_reached.store(true, Ordering::Relaxed);
+        open_tunnel(stream, (&via.proxy, tls), (literal.as_ref().unwrap_or(target.0), port)).await
+    };
+    let tunnels = race(asked.into_iter().take(MAX_PROXIED), permits, open).await;
+    // Without a permit, no attempt has failed.
+    tunnels.map_err(|failure| failure.map_or(DialError::Refused, DialError::Proxy))
+}
+
+/// Connects to an upstream proxy, with its TLS, and closes the connection.
+///
+/// # Errors
+/// [`UpstreamProxyFailure`].
+pub async fn try_upstream_proxy(
+    (proxy, at): (&UpstreamProxy, &[SocketAddr]),
+    tls: &TlsConnector,
+    within: Duration,
+) -> Result<(), UpstreamProxyFailure> {
+    let connected = timeout(within, async {
+        let stream = connect_to_proxy(at).await.ok_or(UpstreamProxyFailure::Unreachable)?;
+        secure(stream, proxy, tls).await.map(drop)
+    });
+    connected.await.unwrap_or(Err(UpstreamProxyFailure::Unreachable))
+}
+
+async fn connect_to_proxy(at: &[SocketAddr]) -> Option<TcpStream> {
+    let addresses = interleaved(at).into_iter().take(MAX_PROXIED);
+    race(addresses, || Some(()), open).await.ok().map(|(stream, ..)| stream)
+}
+
+/// Races attempts, which start one after the other. Each one needs a permit and joins later if there is none. If all fail, returns
+/// the most telling failure.
+async fn race<T: Copy, P, S, E: Ord, F: Future<Output = Result<S, E>>>(
+    mut waiting: impl ExactSizeIterator<Item = T>,
     mut permits: impl FnMut() -> Option<P>,
-) -> Option<(TcpStream, SocketAddr, P)> {
+    open: impl Fn(T) -> F,
+) -> Result<(S, T, P), Option<E>> {
+    let attempt = |one, permit| attempt(open(one), one, permit);
     let mut running = FuturesUnordered::new();
-    running.push(open(waiting.next()?, permits()?));
+    let mut worst = None;
+    let (Some(one), Some(permit)) = (waiting.next(), permits()) else { return Err(None) };
+    running.push(attempt(one, permit));
     let mut next_joins = Instant::now() + STAGGER;
     loop {
         tokio::select! {
             done = running.next() => match done {
-                Some(Ok(connected)) => return Some(connected),
+                Some(Ok(connected)) => return Ok(connected),
                 // An attempt failed, so the next one starts immediately.
-                Some(Err(_)) => next_joins = Instant::now(),
-                None => running.push(open(waiting.next()?, permits()?)),
+                Some(Err(failure)) => {
+                    worst = worst.max(Some(failure));
+                    next_joins = Instant::now();
+                }
+                None => match waiting.next().zip(permits()) {
+                    Some((one, permit)) => running.push(attempt(one, permit)),
+                    None => return Err(worst),
+                },
             },
             () = sleep_until(next_joins), if waiting.len() > 0 => {
                 if let Some(permit) = permits() {
-                    running.extend(waiting.next().map(|address| open(address, permit)));
+                    running.extend(waiting.next().map(|one| attempt(one, permit)));
                 }
                 next_joins = Instant::now() + STAGGER;
             }
@@ -99,13 +193,28 @@ async fn race<P>(
     }
 }
 
+async fn attempt<T, P, S, E>(opening: impl Future<Output = Result<S, E>>, one: T, permit: P) -> Result<(S, T, P), E> {
+    opening.await.map(|stream| (stream, one, permit))
+}
+
+/// The failure of a connection to one address.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct NotConnected;
+
 #[expect(clippy::disallowed_methods, reason = "the one place that dials; addresses come from a PinnedTarget")]
-async fn open<P>(address: SocketAddr, permit: P) -> std::io::Result<(TcpStream, SocketAddr, P)> {
-    Ok((TcpStream::connect(address).await?, address, permit))
+async fn open(address: SocketAddr) -> Result<TcpStream, NotConnected> {
+    let stream = TcpStream::connect(address).await.map_err(|_| NotConnected)?;
+    socket_options::set(&stream);
+    Ok(stream)
 }
 
 impl AsyncRead for OriginStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.early.has_remaining() {
+            let length = self.early.len().min(buf.remaining());
+            buf.put_slice(&self.early.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }

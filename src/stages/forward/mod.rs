@@ -4,6 +4,7 @@ mod dial;
 mod early_answer;
 pub(super) mod pool;
 mod retry;
+mod upstream_proxy;
 mod write_progress;
 
 use std::net::SocketAddr;
@@ -26,7 +27,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use self::dial::Sockets;
-pub use self::dial::{OriginStream, connect_own_server};
+pub use self::dial::{OriginStream, connect_own_server, try_upstream_proxy};
 pub(crate) use self::early_answer::EarlyAnswer;
 use self::pool::{Key, Lease, MAX_STREAMS, Pool, PoolMetrics, SendError, Sender, Task};
 use self::retry::RetryCopy;
@@ -254,19 +255,19 @@ impl Forwarder {
     /// Opens a connection for an opaque tunnel, over which the client's bytes pass unchanged.
     ///
     /// # Errors
-    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`]; [`Deny::AuthorityMismatch`] if the
+    /// The errors of [`Self::probe`]; [`Deny::AuthorityMismatch`] if the
     /// destination is not opaque or the pin belongs to another target: inspected traffic goes through
     /// [`Self::exchange`].
     pub async fn connect(
         &self,
         admitted: &Admitted,
         pinned: &PinnedTarget,
-        counts: &TransferCounts,
-    ) -> Verdict<(OriginStream, SocketAddr)> {
+        record: &mut Record,
+    ) -> Verdict<(OriginStream, Option<SocketAddr>)> {
         if admitted.mode() != Mode::Opaque || admitted.target() != pinned.target() {
             return Err(Deny::AuthorityMismatch.into());
         }
-        self.dial(pinned, admitted.caller().execution(), counts).await
+        self.dial(pinned, admitted.caller().execution(), record).await
     }
 
     /// Dials when a socket permit is available. If none is, idle connections are closed first: all of them, or only the
@@ -275,8 +276,8 @@ impl Forwarder {
         &self,
         pinned: &PinnedTarget,
         execution: &ExecutionId,
-        counts: &TransferCounts,
-    ) -> Verdict<(OriginStream, SocketAddr)> {
+        record: &mut Record,
+    ) -> Verdict<(OriginStream, Option<SocketAddr>)> {
         let first = match self.sockets.try_acquire(Some(execution)) {
             Some(permit) => permit,
             None => {
@@ -286,20 +287,25 @@ impl Forwarder {
             }
         };
         let sockets = Sockets { first, quota: &self.sockets, execution };
-        dial::connect(pinned, sockets, self.connect_timeout, counts).await
+        let proxy_tls = TlsConnector::from(self.tls.config_h1());
+        let (dialed, address) = dial::connect(pinned, sockets, (self.connect_timeout, &proxy_tls), record).await?;
+        if let Some(address) = address {
+            record.address(address.ip());
+        }
+        Ok((dialed, address))
     }
 
-    /// Connects, closes the connection and returns the address that accepted.
+    /// Connects, closes the connection and returns the address that accepted, unless an upstream proxy has resolved the name.
     ///
     /// # Errors
-    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`].
+    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`], [`Fail::UpstreamProxyFailed`] or [`Fail::Overloaded`].
     pub async fn probe(
         &self,
         pinned: &PinnedTarget,
         execution: &ExecutionId,
-        counts: &TransferCounts,
-    ) -> Verdict<SocketAddr> {
-        self.dial(pinned, execution, counts).await.map(|(_, address)| address)
+        record: &mut Record,
+    ) -> Verdict<Option<SocketAddr>> {
+        self.dial(pinned, execution, record).await.map(|(_, address)| address)
     }
 
     /// Connects and returns what the origin presents in a TLS handshake, whether trusted or not. Nothing else is sent.
@@ -313,8 +319,7 @@ impl Forwarder {
         record: &mut Record,
     ) -> Verdict<CertificateReport> {
         let counts = record.transfer_counts();
-        let (tcp, address) = self.dial(pinned, execution, &counts).await?;
-        record.address(address.ip());
+        let (tcp, _) = self.dial(pinned, execution, record).await?;
         let report = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
         let report = report.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))?;
         report.map_err(|error| handshake_failed(&error, record))
@@ -398,7 +403,9 @@ impl Forwarder {
                 // Boxed, because it is large and rare, and the future of each request is moved several times.
                 None => Box::pin(self.open((key.clone(), execution), (pinned, identity), upgrades, record)).await?,
             };
-            record.address(lease.address());
+            if let Some(address) = lease.address() {
+                record.address(address);
+            }
             record.alpn(lease.alpn());
             let traffic = lease.traffic();
             record.transfer_counts().sends(traffic.heads.clone());
@@ -433,8 +440,7 @@ impl Forwarder {
     ) -> Verdict<Lease> {
         record.enter(Stage::Dial);
         let counts = record.transfer_counts();
-        let (tcp, address) = self.dial(pinned, execution, &counts).await?;
-        record.address(address.ip());
+        let (tcp, address) = self.dial(pinned, execution, record).await?;
         let tcp = EarlyAnswer::new(tcp);
         let queue = self.queues.of(execution);
         let handshake = async {

@@ -25,6 +25,7 @@ use super::write_progress::Traffic;
 use crate::fair_queue::FairQueue;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
+use crate::policy::upstream_proxy::UpstreamProxy;
 use crate::stages::body_budget::Reservation;
 use crate::stages::message::late_trailers::FramingQueue;
 use crate::stages::message::request_body::RequestBody;
@@ -55,6 +56,8 @@ pub(crate) struct Key {
     trust: u64,
     /// The client certificate of the connection.
     identity: Option<[u8; 32]>,
+    /// The upstream proxy of the connection.
+    upstream_proxy: Option<Arc<UpstreamProxy>>,
 }
 
 /// A connection in use by one request, or with h2 by several.
@@ -126,7 +129,8 @@ impl From<TrySendError<Request<RequestBody>>> for SendError {
 struct Pooled {
     key: Key,
     sender: Sender,
-    address: SocketAddr,
+    /// `None` if the upstream proxy has resolved the name.
+    address: Option<SocketAddr>,
     born: Instant,
     idle_since: Instant,
 }
@@ -168,7 +172,7 @@ pub(crate) struct Lease {
     pool: Weak<Pool>,
     key: Key,
     sender: Option<Sender>,
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     born: Instant,
     reused: bool,
 }
@@ -180,7 +184,8 @@ impl Key {
         (trust, identity): (u64, Option<[u8; 32]>),
     ) -> Self {
         let (target, generation) = (pinned.target().clone(), pinned.generation());
-        Self { execution: execution.clone(), target, generation, trust, identity }
+        let upstream_proxy = pinned.upstream_proxy().cloned();
+        Self { execution: execution.clone(), target, generation, trust, identity, upstream_proxy }
     }
 
     pub(crate) fn execution(&self) -> &ExecutionId {
@@ -228,7 +233,7 @@ impl Pool {
     /// Takes a connection with this key to one of the pin's addresses.
     pub(crate) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
         let now = Instant::now();
-        let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
+        let is_there = |pooled: &Pooled| pooled.key == *key && pinned.destination().includes(pooled.address);
         let pooled = self.idle.with(&key.execution, |entries| {
             // The latest is taken, because it is the least likely to be closed by the origin.
             loop {
@@ -247,7 +252,7 @@ impl Pool {
     }
 
     /// Creates a lease for a new connection. An h2 connection can be shared from now on.
-    pub(crate) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: SocketAddr) -> Lease {
+    pub(crate) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: Option<SocketAddr>) -> Lease {
         let now = Instant::now();
         let pooled = Pooled { key, sender, address, born: now, idle_since: now };
         if let Some(shared) = pooled.share() {
@@ -414,9 +419,9 @@ impl Pooled {
 }
 
 impl Lease {
-    /// Returns the origin's address.
-    pub(crate) fn address(&self) -> IpAddr {
-        self.address.ip()
+    /// Returns the origin's address, unless the upstream proxy has resolved the name.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.address.map(|address| address.ip())
     }
 
     /// Returns the protocol's ALPN name.

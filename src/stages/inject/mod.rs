@@ -91,7 +91,7 @@ impl Outbound {
     /// has expired or been stopped.
     #[must_use]
     pub fn watch_revocation(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revocation {
-        revocation::watch(self.revocation_check.clone(), self.pinned.addresses().to_vec(), changes, finds)
+        revocation::watch(self.revocation_check.clone(), self.pinned.checked_addresses(), changes, finds)
     }
 
     pub(super) fn into_parts(self) -> OutboundParts {

@@ -8,6 +8,7 @@ mod answer_size;
 mod health;
 mod lookup;
 mod name_quota;
+mod route;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +30,11 @@ use self::answer_size::DnsSockets;
 use self::health::DnsHealth;
 use self::lookup::{CachedAddresses, LookupFailure, join_families, query_family};
 use self::name_quota::{NameQuota, Seen};
+use self::route::KnownProxies;
+pub use self::route::OwnServerRoute;
+pub(in crate::stages) use self::route::{Asked, Destination, Via};
 use super::authorize::Admitted;
+use super::authorize::revocation::CheckedAddresses;
 use super::socket_quota::SocketQuota;
 use crate::audit::record::Record;
 use crate::model::descriptors::Descriptors;
@@ -42,6 +47,7 @@ use crate::model::target::Target;
 use crate::policy::address::embedded_v4;
 use crate::policy::rule::{MatchedRules, Policy};
 use crate::policy::settings::{Dns, DnsServer};
+use crate::policy::upstream_proxy::UpstreamProxy;
 use crate::tls::upstream::UpstreamTls;
 
 /// The shortest and longest time for which an answer is cached, and the time for which a failure is cached.
@@ -50,13 +56,14 @@ const MAX_TTL: Duration = Duration::from_secs(300);
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 const CACHED_NAMES: u64 = 8_192;
 
-/// Evidence that these addresses of a target were checked. Only they may be dialed.
+/// Evidence that these addresses of a target were checked. Only they may be dialed, or named to an upstream proxy. If that proxy
+/// resolves the name, its addresses are not known, and the evidence is that the policy says so.
 ///
 /// ```compile_fail
 /// use exeat::{model::target::Target, stages::pin::PinnedTarget};
 /// let target = Target::connect(&"example.com:443".parse().unwrap()).unwrap();
 /// // An unchecked address cannot be pinned.
-/// let pinned = PinnedTarget { target, addresses: vec!["10.0.0.1:443".parse().unwrap()], generation: 1 };
+/// let pinned = PinnedTarget { target, addresses: vec!["10.0.0.1:443".parse().unwrap()], via: None, generation: 1 };
 /// ```
 /// ```compile_fail
 /// // Nor can a checked one be read and dialed by other means.
@@ -72,7 +79,9 @@ const CACHED_NAMES: u64 = 8_192;
 #[derive(Clone, Debug)]
 pub struct PinnedTarget {
     target: Target,
+    /// All addresses of the target. Empty if the upstream proxy resolves its name.
     addresses: Vec<SocketAddr>,
+    via: Option<Via>,
     generation: u64,
 }
 
@@ -100,8 +109,30 @@ impl PinnedTarget {
         self.addresses.iter().map(|address| address.ip().to_string())
     }
 
-    pub(super) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    /// Returns true if the upstream proxy resolves the name, so that no address was checked.
+    #[must_use]
+    pub fn is_resolved_by_proxy(&self) -> bool {
+        self.via.as_ref().is_some_and(|via| matches!(via.asked, Asked::Name))
+    }
+
+    /// Returns the upstream proxy, if the target is reached through one.
+    pub(super) fn upstream_proxy(&self) -> Option<&Arc<UpstreamProxy>> {
+        self.via.as_ref().map(|via| &via.proxy)
+    }
+
+    /// Returns the addresses to check under a later policy.
+    pub(super) fn checked_addresses(&self) -> CheckedAddresses {
+        if self.is_resolved_by_proxy() {
+            CheckedAddresses::LeftToProxy(self.target.host().clone())
+        } else {
+            CheckedAddresses::These(self.addresses.clone())
+        }
+    }
+
+    /// Returns the destination to dial.
+    pub(super) fn destination(&self) -> Destination<'_> {
+        let target = (self.target.host(), self.target.port());
+        Destination { target, addresses: &self.addresses, via: self.via.as_ref() }
     }
 }
 
@@ -190,8 +221,10 @@ pub struct Resolver {
     servers: Vec<SocketAddr>,
     timeout: Duration,
     own: OwnEndpoints,
-    /// The addresses of the proxy's own servers that are denied to sandboxes.
-    own_servers: RwLock<BTreeMap<OwnServer, Vec<SocketAddr>>>,
+    /// The places of the proxy's own servers that are denied to sandboxes.
+    own_servers: RwLock<BTreeMap<OwnServer, OwnPlace>>,
+    /// The upstream proxies, which are denied to sandboxes, too.
+    proxies: KnownProxies,
     answers: Cache<HostName, Arc<CacheEntry>>,
     /// Limits concurrent lookups.
     lookups: Arc<SocketQuota>,
@@ -199,6 +232,13 @@ pub struct Resolver {
     names: NameQuota,
     health: DnsHealth,
     metrics: DnsMetrics,
+}
+
+/// The place of a server of the proxy's own.
+struct OwnPlace {
+    host: Host,
+    port: u16,
+    addresses: Vec<SocketAddr>,
 }
 
 /// The answer for one name, filled by the first request for it.
@@ -240,7 +280,8 @@ impl Resolver {
         let names = NameQuota::new(settings.new_names_per_minute);
         let (own_servers, health) = (RwLock::default(), DnsHealth::default());
         let (timeout, metrics) = (settings.timeout, DnsMetrics::default());
-        Ok(Self { dns, servers, timeout, own, own_servers, answers, lookups, names, health, metrics })
+        let proxies = KnownProxies::default();
+        Ok(Self { dns, servers, timeout, own, own_servers, proxies, answers, lookups, names, health, metrics })
     }
 
     /// Returns the numbers of lookups and of their failures.
@@ -255,49 +296,89 @@ impl Resolver {
         self.health.is_degraded()
     }
 
-    /// Resolves an admitted destination and checks every address. IP literals are checked too.
+    /// Resolves an admitted destination and checks every address. IP literals are checked too. A name that the upstream proxy
+    /// resolves is not looked up.
     ///
     /// # Errors
     /// [`Fail::AuditUnavailable`] if the audit log cannot be written, since then nothing may be sent;
     /// [`Deny::RateLimited`] if the execution has looked up too many new names; [`Deny::AddressNotAllowed`],
-    /// [`Deny::LoopDetected`], [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many lookups are pending, of the
-    /// execution or in total.
+    /// [`Deny::LoopDetected`], [`Fail::ResolveFailed`]; [`Fail::UpstreamProxyFailed`] if the addresses of the upstream proxy are
+    /// not known; [`Fail::Overloaded`] if too many lookups are pending, of the execution or in total.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
         record.enter(Stage::Pin);
         record.can_be_written().await?;
         self.check_name(policy, admitted, record).await?;
+        let proxies = self.look_up_proxies(policy, record).await?;
+        if let Some(pinned) = self.pin_name(policy, admitted, &proxies, record)? {
+            return Ok(pinned);
+        }
         let execution = Some(admitted.caller().execution());
         let addresses = self.addresses(policy, admitted.target().host(), execution).await;
         let addresses = addresses.map_err(|failure| failure.refusal(record))?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-        self.check_addresses(policy, admitted, addresses, record)
+        self.check_addresses(policy, admitted, &addresses, record)?;
+        self.pin_addresses(policy, admitted, (addresses, &proxies), record)
     }
 
-    /// Checks the addresses of a pin again, for a request granted by narrower rules or under a newer policy, without a
-    /// DNS query.
+    /// Checks the addresses of a pin again, for a request granted by narrower rules or under a newer policy. There is no DNS
+    /// query for the target, unless its name was left to an upstream proxy and now is not.
     ///
     /// # Errors
-    /// The errors of [`Self::pin`], except [`Fail::ResolveFailed`] and [`Fail::Overloaded`].
-    pub fn recheck(
+    /// The errors of [`Self::pin`].
+    pub async fn recheck(
         &self,
         policy: &Policy,
         admitted: &Admitted,
         pinned: &PinnedTarget,
         record: &mut Record,
     ) -> Verdict<PinnedTarget> {
-        let (admitted_target, pinned_target) = (admitted.target(), &pinned.target);
-        if admitted_target.host() != pinned_target.host() || admitted_target.port() != pinned_target.port() {
-            return Err(Deny::AuthorityMismatch.into());
+        check_target(admitted, pinned)?;
+        let proxies = self.look_up_proxies(policy, record).await?;
+        if let Some(pinned) = self.pin_name(policy, admitted, &proxies, record)? {
+            return Ok(pinned);
         }
-        self.check_addresses(policy, admitted, pinned.addresses.clone(), record)
+        if pinned.is_resolved_by_proxy() {
+            return Box::pin(self.pin(policy, admitted, record)).await;
+        }
+        self.check_addresses(policy, admitted, &pinned.addresses, record)?;
+        self.pin_addresses(policy, admitted, (pinned.addresses.clone(), &proxies), record)
     }
 
-    /// Resolves and checks a webhook at registration. Each call is checked again.
+    /// Checks whether a newer policy allows the addresses of an open tunnel, without a DNS query.
+    ///
+    /// # Errors
+    /// As [`Self::recheck`]; [`Deny::AddressNotAllowed`] if the addresses are not known, and the policy requires that they are
+    /// checked.
+    pub fn check_open(
+        &self,
+        policy: &Policy,
+        admitted: &Admitted,
+        pinned: &PinnedTarget,
+        record: &mut Record,
+    ) -> Verdict<()> {
+        check_target(admitted, pinned)?;
+        if !pinned.is_resolved_by_proxy() {
+            return self.check_addresses(policy, admitted, &pinned.addresses, record);
+        }
+        match route::proxy_that_resolves(policy, admitted) {
+            Some(_) => Ok(()),
+            None => {
+                record.rule("address: not known, because the upstream proxy has resolved the name");
+                Err(Deny::AddressNotAllowed.into())
+            }
+        }
+    }
+
+    /// Resolves and checks a webhook at registration, unless the upstream proxy resolves its name. Each call is checked again.
     ///
     /// # Errors
     /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
     pub async fn precheck(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
+        let proxy = policy.upstream_proxy(&MatchedRules::as_webhook(), webhook.host());
+        if proxy.is_some_and(|choice| policy.is_resolved_by(&choice.proxy, webhook.host())) {
+            return Ok(());
+        }
         let addresses = self.addresses(policy, webhook.host(), None).await?;
         let checked = addresses.into_iter().try_for_each(|ip| policy.check_address(ip, &MatchedRules::as_webhook()));
         checked.map_err(|_| Deny::AddressNotAllowed.into())
@@ -307,20 +388,30 @@ impl Resolver {
     /// denied to all sandboxes from then on, whatever their rules allow.
     ///
     /// # Errors
-    /// [`Fail::ResolveFailed`].
+    /// [`Fail::ResolveFailed`] and [`Fail::UpstreamProxyFailed`].
     pub async fn own_server(
         &self,
         policy: &Policy,
         server: OwnServer,
         host: &Host,
         port: u16,
-    ) -> Verdict<Vec<SocketAddr>> {
-        let addresses = self.addresses(policy, host, None).await?;
+    ) -> Verdict<OwnServerRoute> {
+        let choice = policy.upstream_proxy_to_own_server(host);
+        let is_left_to_proxy = choice.as_ref().is_some_and(|choice| policy.is_resolved_by(&choice.proxy, host));
+        let addresses = if is_left_to_proxy { Vec::new() } else { self.addresses(policy, host, None).await? };
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         if server.is_denied() {
-            self.own_servers.write().insert(server, addresses.clone());
+            let place = OwnPlace { host: host.clone(), port, addresses: addresses.clone() };
+            self.own_servers.write().insert(server, place);
         }
-        Ok(addresses)
+        let via = match choice {
+            None => None,
+            Some(choice) => {
+                let proxy = self.look_up_proxy(policy, &choice.proxy).await?;
+                self.via(&choice, (!is_left_to_proxy).then_some(&addresses), &[proxy])?
+            }
+        };
+        Ok(OwnServerRoute { target: (host.clone(), port), addresses, via })
     }
 
     /// Checks whether the execution may look up the name. A new name is logged first, whatever the outcome of the request:
@@ -367,13 +458,13 @@ impl Resolver {
         &self,
         policy: &Policy,
         admitted: &Admitted,
-        addresses: Vec<SocketAddr>,
+        addresses: &[SocketAddr],
         record: &mut Record,
-    ) -> Verdict<PinnedTarget> {
+    ) -> Verdict<()> {
         if addresses.is_empty() {
             return Err(Fail::ResolveFailed.into());
         }
-        for address in &addresses {
+        for address in addresses {
             let mut refused = |rule: &str| {
                 record.address(address.ip());
                 record.rule(rule);
@@ -390,6 +481,10 @@ impl Resolver {
                 refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
             }
+            if self.proxies.are_at(*address) {
+                refused("address: the proxy's own upstream proxy");
+                return Err(Deny::AddressNotAllowed.into());
+            }
             // One that is reached without TLS may serve its secrets to anybody on this machine.
             let is_store = || policy.local_stores().iter().any(|store| is_served_at(*address, *store));
             let own_server = self.own_server_at(*address).or_else(|| is_store().then_some(OwnServer::SecretStore));
@@ -402,8 +497,7 @@ impl Resolver {
                 return Err(Deny::AddressNotAllowed.into());
             }
         }
-        let target = admitted.target().clone();
-        Ok(PinnedTarget { target, addresses, generation: policy.rules_generation() })
+        Ok(())
     }
 
     fn is_dns_server(&self, address: SocketAddr) -> bool {
@@ -415,7 +509,7 @@ impl Resolver {
     fn own_server_at(&self, address: SocketAddr) -> Option<OwnServer> {
         let known = self.own_servers.read();
         let is_at = |server: &SocketAddr| is_served_at(address, *server);
-        known.iter().find(|(_, addresses)| addresses.iter().any(is_at)).map(|(server, _)| *server)
+        known.iter().find(|(_, place)| place.addresses.iter().any(is_at)).map(|(server, _)| *server)
     }
 
     async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Result<Vec<IpAddr>, LookupFailure> {
@@ -501,6 +595,13 @@ impl Resolver {
             (Err(first), Err(second)) => Err(vec![first, second]),
         }
     }
+}
+
+/// Checks that a pin is of the target.
+fn check_target(admitted: &Admitted, pinned: &PinnedTarget) -> Verdict<()> {
+    let (admitted, pinned) = (admitted.target(), &pinned.target);
+    let is_same = admitted.host() == pinned.host() && admitted.port() == pinned.port();
+    if is_same { Ok(()) } else { Err(Deny::AuthorityMismatch.into()) }
 }
 
 trait RemoveIfSame {

@@ -10,3 +10,4 @@ mod refused_tunnels;
 pub mod resolver;
 pub mod sni;
 pub mod ssrf;
+mod upstream_proxy;

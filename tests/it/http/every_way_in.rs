@@ -410,12 +410,13 @@ async fn start_hosts(more: &str) -> Hosts {
     let (stranger, (garbage, _)) =
         (untrusted_origin("api.test").await.port(), origin::raw_tls(&builder, "api.test", b"no HTTP").await);
     std::fs::write(builder.dir.path().join("client-secret"), "Kq2mZv9LpW4sVt6eRRu8YbN3").unwrap();
-    for name in ["only.test", "locked.test", "minted.test", "plain.test"] {
+    for name in ["only.test", "locked.test", "minted.test", "plain.test", "dead.test"] {
         builder.dns.set(name, &["127.0.0.1"]);
     }
     builder.dns.set("inside.test", &["10.0.0.7"]);
     // One socket is bound and does not listen; the other has a full backlog.
     let (unheard, closed) = socket();
+    let (dead, dead_proxy) = socket();
     let (listener, full) = socket();
     listener.listen(0).unwrap();
     let mut sockets: Vec<_> = (0..4)
@@ -426,7 +427,7 @@ async fn start_hosts(more: &str) -> Hosts {
             filler
         })
         .collect();
-    sockets.extend([unheard, listener]);
+    sockets.extend([unheard, dead, listener]);
     let (closed, full, port) = (closed.port(), full.port(), origin.port());
     let ports = format!("ports = [{port}, {closed}, {full}, {stranger}, {garbage}, LOOP]");
     let text = format!(
@@ -436,15 +437,19 @@ async fn start_hosts(more: &str) -> Hosts {
          paths = [\"/only/*\"]\n\
          [integrations.locked]\nallowed_domains = [\"locked.test\"]\nports = [{port}]\nrequire_credential = \"KEY\"\n\
          [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
+         [integrations.dead]\nallowed_domains = [\"dead.test\"]\nports = [{port}]\n\
+         upstream = {{ proxy = \"http://{dead_proxy}\" }}\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\", \"locked.test\"]\n\
          [credentials.MINTED]\nauth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://api.test:{closed}/\"\n\
          client_id = \"c\"\nclient_secret = \"file:client-secret\"\ndomains = [\"minted.test\"]\n\
-         [tasks.t]\nintegrations = [\"api\", \"only\", \"locked\", \"plain\"WEBHOOK]\ncredentials = [\"KEY\", \"MINTED\"]\nplan = \"p\"\n\
+         [tasks.t]\nintegrations = [\"api\", \"only\", \"locked\", \"plain\", \"dead\"WEBHOOK]\ncredentials = [\"KEY\", \"MINTED\"]\nplan = \"p\"\n\
          tools = [\"api_call\", \"http_get\", \"http_request\", \"webhook\"]\n",
         plain.port(),
     );
     let mut captured: Vec<_> = [port, closed, full, stranger, garbage].map(|port| ("api.test", port)).into();
-    captured.extend(["only.test", "locked.test", "minted.test", "inside.test", "x.gone.test"].map(|name| (name, port)));
+    captured.extend(
+        ["only.test", "locked.test", "minted.test", "inside.test", "x.gone.test", "dead.test"].map(|name| (name, port)),
+    );
     captured.push(("plain.test", plain.port()));
     let listeners = Synthetic::of(builder.dir.path()).listeners(&captured);
     let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
@@ -504,6 +509,7 @@ fn rows(yard: &Hosts) -> Vec<(&'static str, Call)> {
         ("connect_timed_out", get(format!("https://api.test:{}/", yard.full))),
         ("tls_failed", get(format!("https://api.test:{}/", yard.stranger))),
         ("upstream_protocol", get(format!("https://api.test:{}/", yard.garbage))),
+        ("upstream_proxy_failed", get(at("dead.test", "/"))),
         ("request_timed_out", ask("http_request", json!({"url": at("api.test", "/stall"), "timeout": 1}))),
         ("tool_not_enabled", ask("http_post", json!({"url": at("api.test", "/"), "body": {}}))),
         ("uri_too_long", get(at("api.test", &format!("/{}", "x".repeat(33_000))))),
@@ -725,7 +731,7 @@ async fn overload_is_reported_on_every_way() {
 }
 
 /// The codes that the table above checks for every way.
-const TESTED_ABOVE: [&str; 25] = [
+const TESTED_ABOVE: [&str; 26] = [
     "address_not_allowed",
     "connect_failed",
     "connect_timed_out",
@@ -750,6 +756,7 @@ const TESTED_ABOVE: [&str; 25] = [
     "tls_failed",
     "tool_not_enabled",
     "upstream_protocol",
+    "upstream_proxy_failed",
     "uri_too_long",
 ];
 /// The codes that another test of this file checks.

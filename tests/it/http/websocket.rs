@@ -173,7 +173,7 @@ pub async fn chat<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) {
     assert_eq!(closed_with(socket).await, Some(1000));
 }
 
-fn allow(port: u16, more: &str) -> String {
+pub fn allow(port: u16, more: &str) -> String {
     format!(
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nplain_http = true\n[tasks.t]\nintegrations = [\"api\"]\n{more}"
     )

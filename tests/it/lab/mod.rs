@@ -6,6 +6,7 @@ pub mod described;
 pub mod h2;
 pub mod origin;
 pub mod page;
+pub mod upstream;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -25,3 +25,4 @@ pub mod service;
 pub mod soak;
 pub mod status;
 mod takeover;
+mod upstream_proxy;
