@@ -18,6 +18,7 @@ mod no_proxy;
 mod packages;
 mod sandboxes;
 mod table;
+mod upstream_proxies;
 mod ways_in;
 
 use std::ffi::OsString;
