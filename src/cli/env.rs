@@ -16,6 +16,11 @@ use crate::policy::rule::Task;
 use crate::policy::settings::{Interception, ProxyListener, Settings};
 use crate::tls::authority::Authority;
 
+/// Returns true for a variable that names a proxy.
+pub(super) fn names_proxy(variable: &str) -> bool {
+    PROXY_VARIABLES.contains(&variable) || CLIENT_PROXY_VARIABLES.contains(&variable)
+}
+
 /// The variables that name the proxy. Both cases are set: curl reads only the lower-case `http_proxy`, others read only
 /// upper case. gRPC prefers its own variable.
 pub(super) const PROXY_VARIABLES: [&str; 7] =

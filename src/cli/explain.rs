@@ -267,7 +267,7 @@ fn evaluate(
     if let Some(choice) = choice.as_ref().filter(|choice| known.is_none() || !exempt(choice)) {
         let may_be_exempt = known.is_none() && resolver.is_none() && choice.has_networks();
         let unless = if may_be_exempt { ", unless all addresses are in upstream.no_proxy" } else { "" };
-        pass("dial", format!("through the upstream proxy {}{unless}", choice.proxy.address()));
+        pass("dial", format!("through the upstream proxy {}{unless}", choice.proxy.describe()));
     }
     Ok(())
 }

@@ -100,7 +100,8 @@ enum Command {
         /// Print the problems as JSON
         #[arg(long)]
         json: bool,
-        /// Also resolve the hosts of registered webhooks, and connect to the server of a shared ledger and to the log collector
+        /// Also resolve the hosts of registered webhooks, and connect to upstream proxies, to the server of a shared ledger and to
+        /// the log collector
         #[arg(long)]
         online: bool,
         /// Check the configuration alone, as for another machine: variables and files that are not there are warnings, and the

@@ -31,6 +31,7 @@ use crate::model::name::{CredentialName, TaskName};
 use crate::policy::compile::{self, Config, Problem};
 use crate::policy::pattern::HostPattern;
 use crate::policy::source::CompileContext;
+use crate::policy::upstream_proxy::UpstreamProxy;
 
 /// Flags of `exeat run`.
 ///
@@ -78,9 +79,9 @@ pub(super) struct RunArgs {
     /// https://IP/PATH#NAME. Can be repeated
     #[arg(long, value_name = "SERVER")]
     dns: Vec<String>,
-    /// A proxy that connections leave through, where the network allows no direct ones: http://[USER@]HOST:PORT, https://… or
-    /// socks5://…, or env:NAME for a variable with such a URL, which may have a password. HTTPS_PROXY is not used unless it is
-    /// named here: env:HTTPS_PROXY
+    /// A proxy that connections leave through, where the network allows no direct ones: http://HOST:PORT, https://… or socks5://…;
+    /// or env:NAME for a variable with such a URL, which may have a user and a password. HTTPS_PROXY is not used unless it is named
+    /// here: env:HTTPS_PROXY
     #[arg(long, value_name = "URL")]
     upstream_proxy: Option<String>,
     /// A network that allowed names may resolve to although it is not public, such as 10.1.0.0/16 or an address. Can be
@@ -227,7 +228,8 @@ async fn run_command(
         false => Command::new(program),
     };
     command.kill_on_drop(true);
-    set_arguments_and_environment(&mut command, rest, &keys, hidden_variables, &environment)?;
+    let hidden = (hidden_variables, config.policy.upstream_proxies());
+    set_arguments_and_environment(&mut command, rest, &keys, hidden, &environment)?;
     drop(environment);
     command.envs(own);
     let start_proxy = async |enclosed| {
@@ -316,7 +318,7 @@ fn set_arguments_and_environment(
     command: &mut Command,
     rest: &[String],
     keys: &HiddenKeys,
-    hidden_variables: Vec<String>,
+    (hidden_variables, proxies): (Vec<String>, &[Arc<UpstreamProxy>]),
     environment: &Environment,
 ) -> Result<(), Exit> {
     if rest.iter().any(|argument| keys.replace_in(argument.as_ref()).is_some()) {
@@ -337,6 +339,17 @@ fn set_arguments_and_environment(
     }
     command.env_clear();
     for (name, value) in environment.all() {
+        if proxies.iter().any(|proxy| proxy.is_revealed_by(value.as_encoded_bytes())) {
+            let name = name.to_string_lossy();
+            // The others get values of their own, or are hidden anyway.
+            if !env::names_proxy(&name) && !hidden_variables.iter().any(|hidden| *hidden == name) {
+                let name = clean(&name);
+                say(format_args!(
+                    "exeat: the variable {name} is not passed on: it contains the password of the upstream proxy"
+                ));
+            }
+            continue;
+        }
         match keys.hide_in(value) {
             Ok(hidden) => {
                 command.env(name, hidden);
@@ -387,7 +400,8 @@ fn configure(
         None => Table::new(),
         Some(path) => read(path)?,
     };
-    let hidden_variables = secret_variables(&toml::Value::Table(table.clone()));
+    let mut hidden_variables = secret_variables(&toml::Value::Table(table.clone()));
+    hidden_variables.extend(args.upstream_proxy.iter().flat_map(|proxy| secret_variables(&proxy.as_str().into())));
     let base = config.and_then(Path::parent).unwrap_or(Path::new(""));
     let of_task = wanted_task(&table, args)?;
     let list = |key: &str| of_task.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
@@ -526,7 +540,7 @@ fn put_network(table: &mut Table, args: &RunArgs) -> Result<HashMap<String, &'st
     }
     if let Some(proxy) = &args.upstream_proxy {
         put(table, "upstream", "proxy".to_owned(), proxy.clone());
-        flags.insert("upstream.proxy".to_owned(), "--upstream-proxy");
+        flags.extend(["upstream.proxy", "upstream.proxy_password"].map(|key| (key.to_owned(), "--upstream-proxy")));
     }
     if !args.dns.is_empty() {
         put(table, "dns", "servers".to_owned(), args.dns.clone());

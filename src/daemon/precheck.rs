@@ -26,6 +26,7 @@ use crate::flow::listener::ConnectionSetup;
 use crate::flow::peer_user;
 use crate::ledger::reach;
 use crate::model::descriptors::Descriptors;
+use crate::model::upstream_proxy::UpstreamProxyFailure;
 use crate::policy::compile::Problem;
 use crate::policy::credential::Credential;
 use crate::policy::mint::MintMethod;
@@ -106,7 +107,8 @@ pub fn without_owners(settings: &Settings) -> Option<&ProxyListener> {
 pub(super) const NO_OWNERS: &str = "the kernel does not say here who owns a socket (sock_diag), so clients of this listener \
      need a token; under systemd, RestrictAddressFamilies needs AF_NETLINK";
 
-/// Checks that upstream proxies and the daemon's own servers can be reached: that of a shared ledger, the log collector and others. Fetches a token for
+/// Checks that upstream proxies and the daemon's own servers can be reached: that of a shared ledger, the log collector and
+/// others. Fetches a token for
 /// each credential that is minted, except by a refresh token, which its endpoint could replace.
 pub async fn find_unreachable(settings: &Settings, policy: Policy, commands: Option<Arc<CommandRunner>>) -> Found {
     let mut found = Found::default();
@@ -119,9 +121,12 @@ pub async fn find_unreachable(settings: &Settings, policy: Policy, commands: Opt
     let own_servers = OwnServers { policies: &policies, resolver: &resolver, tls: &tls, connect_timeout };
     for proxy in &upstream_proxies {
         if let Err(failure) = own_servers.dialer().try_upstream_proxy(proxy).await {
-            let detail = failure.text().detail;
-            let problem = format!("{}: {detail}; requests through it are refused", proxy.address());
-            found.problem(&format!("{}.proxy", proxy.section()), problem, "");
+            let refused = match failure {
+                UpstreamProxyFailure::Unresolved => "all requests are refused",
+                _ => "requests through it are refused",
+            };
+            let problem = format!("{}: {}; {refused}", proxy.address(), failure.text().detail);
+            found.problem(&format!("{}.proxy", proxy.section()), problem, "a proxy that this machine can reach");
         }
     }
     if let Ok(Some(server)) = ledger::server(&settings.ledger)

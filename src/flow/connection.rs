@@ -32,7 +32,6 @@ use crate::stages::identify::{Caller, Proof};
 use crate::stages::{authorize, identify, parse};
 
 /// The result of a request to the proxy.
-#[expect(clippy::large_enum_variant, reason = "the value is destructured right after it is returned")]
 enum Handled {
     Answered(exchange::Answer),
     Own(self_api::SelfReply),

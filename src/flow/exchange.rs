@@ -87,7 +87,7 @@ pub(super) async fn run(
         Some(pin) => {
             // Not within `recheck`, which also checks open tunnels under a new policy.
             record.enter(Stage::Pin);
-            services.resolver.recheck(&policy, admitted, pin, record).await?
+            approved.within_time_limit(&counts, services.resolver.recheck(&policy, admitted, pin, record)).await?
         }
     };
     let tokens = mint::sent_tokens(approved.grant());

@@ -2,7 +2,7 @@
 
 use super::failure::FailureText;
 
-/// A failure of a connection through an upstream proxy.
+/// A failure of a connection through an upstream proxy. If attempts fail for different reasons, the greatest one is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UpstreamProxyFailure {
     /// It does not accept connections, or closes them before it has answered.
@@ -22,7 +22,7 @@ pub enum UpstreamProxyFailure {
 }
 
 impl UpstreamProxyFailure {
-    /// All failures, for tables and tests. If attempts fail for different reasons, the last one in this order is reported.
+    /// All failures, for tables and tests.
     pub const ALL: [Self; 7] = [
         Self::Unreachable,
         Self::NoConnection,
@@ -32,6 +32,12 @@ impl UpstreamProxyFailure {
         Self::Denied,
         Self::CredentialsRejected,
     ];
+
+    /// Returns true if another address of the origin cannot fare better.
+    #[must_use]
+    pub const fn is_of_proxy(self) -> bool {
+        !matches!(self, Self::NoConnection | Self::Denied)
+    }
 
     /// Returns the error type of `Proxy-Status` (RFC 9209 §2.3).
     #[must_use]

@@ -24,8 +24,8 @@ use super::settings::{DnsServer, LedgerAt, ListenAt, Settings, Source, TokenSour
 use super::source::{CompileContext, read_source};
 use super::task_credentials::TaskCredentials;
 use super::task_token::TaskToken;
-use super::upstream_proxy::{NoProxy, ProxyOverride, UpstreamProxies};
-use super::upstream_proxy_file::RawUpstreamProxy;
+use super::upstream_proxy::{ProxyOverride, UpstreamProxies};
+use super::upstream_proxy_file::{RawNoProxy, RawUpstreamProxy};
 use super::webhook;
 use crate::leak::families::Families;
 use crate::model::host::{Host, HostName};
@@ -191,7 +191,7 @@ fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (S
 
 /// Collects the upstream proxies.
 fn upstream_proxies(
-    (default, no_proxy): (Option<ProxyOverride>, Vec<NoProxy>),
+    (default, no_proxy): (Option<ProxyOverride>, RawNoProxy),
     integrations: &HashMap<String, Arc<Integration>>,
 ) -> UpstreamProxies {
     let proxy = |one: &ProxyOverride| match one {
@@ -201,7 +201,7 @@ fn upstream_proxies(
     let default = default.as_ref().and_then(proxy);
     let others = integrations.values().filter_map(|integration| proxy(integration.upstream.as_ref()?));
     let all = default.iter().cloned().chain(others).collect();
-    UpstreamProxies { default, no_proxy, all }
+    UpstreamProxies { default, no_proxy: no_proxy.all, local: no_proxy.local, all }
 }
 
 /// Indexes `[dns].hosts` by name in normal form.
@@ -617,6 +617,7 @@ pub(super) mod tests {
         let env = |name: &str| match name {
             "SHORT" => Some("too-short".to_owned()),
             "BLANK" => Some("      ".to_owned()),
+            "LONG" => Some("x".repeat(256)),
             "UNSET" => None,
             _ => Some(format!("{name}-token-of-at-least-24-bytes")),
         };
@@ -927,9 +928,25 @@ pub(super) mod tests {
                 "socks5",
             ),
             (
+                "[integrations.a]\nallowed_domains = [\"a.test\"]\nupstream = {}",
+                "integrations.a.upstream.proxy",
+                "HOST:PORT",
+            ),
+            (
+                "[upstream]\nproxy = \"http://p.test:1\"\nno_proxy = \"localhost,.corp.test\"",
+                "upstream.no_proxy",
+                "a list such as",
+            ),
+            ("[upstream]\nproxy = \"none\"\nno_proxy = [\"a.test\"]", "upstream.no_proxy", "a proxy"),
+            (
+                "[upstream]\nproxy = \"http://u@p.test:1\"\nproxy_password = \"env:LONG\"",
+                "upstream.proxy_password",
+                "1 to 255 bytes",
+            ),
+            (
                 "[integrations.a]\nallowed_domains = [\"a.test\"]\nupstream = { no_proxy = [] }",
                 "integrations.a.upstream.no_proxy",
-                "proxy",
+                "\"none\"",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"*.kawasaki.jp\"]",

@@ -29,8 +29,7 @@ use super::settings::{
     Notify, NotifyFormat, NotifyUrl, Proxy, ProxyTls, Roots, Settings, Shipping, Source, TokenSource, Upstream, Vault,
 };
 use super::trace_export;
-use super::upstream_proxy::NoProxy;
-use super::upstream_proxy_file::{self, RawUpstreamProxy};
+use super::upstream_proxy_file::{self, RawNoProxy, RawUpstreamProxy};
 use crate::leak::families::Family;
 use crate::model::tool::Tool;
 
@@ -46,7 +45,7 @@ pub(super) struct File {
     pub(super) deny_cidrs: Vec<IpNet>,
     pub(super) hosts: Vec<(String, Vec<IpAddr>)>,
     pub(super) upstream_proxy: Option<RawUpstreamProxy>,
-    pub(super) no_proxy: Vec<NoProxy>,
+    pub(super) no_proxy: RawNoProxy,
     pub(super) integrations: BTreeMap<String, RawIntegration>,
     pub(super) leak: Leak,
     pub(super) plans: BTreeMap<String, Plan>,
@@ -104,7 +103,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let admin = admin(root.section("admin"), base, findings);
     let metrics = metrics(root.section("metrics"), base);
     let interception = interception(root.section("interception"), &dir);
-    let (upstream, upstream_proxy, no_proxy) = upstream(root.section("upstream"), base, findings);
+    let (upstream, upstream_proxy, no_proxy) = upstream(root.section("upstream"), base);
     let (dns, hosts) = dns(root.section("dns"), findings);
     let mut network = root.section("network");
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
@@ -250,21 +249,14 @@ fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
     Interception { ca_cert, ca_key, refuse_inside: s.take("refuse_inside").unwrap_or(true) }
 }
 
-fn upstream(
-    mut s: Section<'_>,
-    base: &Path,
-    findings: &Findings,
-) -> (Upstream, Option<RawUpstreamProxy>, Vec<NoProxy>) {
+fn upstream(mut s: Section<'_>, base: &Path) -> (Upstream, Option<RawUpstreamProxy>, RawNoProxy) {
     let mut files = |key| -> Vec<PathBuf> {
         let files: Vec<PathBuf> = s.take(key).unwrap_or_default();
         files.into_iter().map(|file| base.join(file)).collect()
     };
     let (extra_roots, crls) = (files("extra_roots"), files("crls"));
     let proxy = upstream_proxy_file::read(&mut s, base);
-    if s.has("no_proxy") && proxy.is_none() {
-        findings.problem(s.at("no_proxy"), "there is no proxy", "a proxy, or without this key");
-    }
-    let no_proxy = upstream_proxy_file::no_proxy(&mut s);
+    let no_proxy = upstream_proxy_file::no_proxy(&mut s, proxy.as_ref());
     let upstream = Upstream {
         roots: s.take("roots").unwrap_or(Roots::Webpki),
         extra_roots,
@@ -486,7 +478,7 @@ fn integration(mut s: Section<'_>, base: &Path, findings: &Findings) -> RawInteg
         require_credential: s.take("require_credential"),
         approval: Approval::read(&mut s, findings),
         trace_context: s.take("trace_context").unwrap_or(false),
-        upstream: s.optional("upstream").and_then(|mut upstream| upstream_proxy_file::read(&mut upstream, base)),
+        upstream: s.optional("upstream").map(|upstream| upstream_proxy_file::of_integration(upstream, base)),
     }
 }
 

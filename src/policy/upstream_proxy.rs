@@ -7,7 +7,8 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
-use percent_encoding::percent_decode_str;
+use memchr::memmem;
+use percent_encoding::{percent_decode, percent_decode_str};
 use zeroize::Zeroizing;
 
 use super::pattern::HostPattern;
@@ -16,6 +17,9 @@ use crate::model::secret::Secret;
 
 /// The longest user or password: that of SOCKS5 (RFC 1929 §2), in bytes.
 const MAX_LOGIN: usize = 255;
+
+/// The host of a proxy that is not known. No name ends so (RFC 6761 §6.4).
+const UNKNOWN: &str = "unknown.invalid";
 
 /// A proxy through which connections leave.
 pub struct UpstreamProxy {
@@ -103,13 +107,18 @@ impl ProxyUrl {
         if port == NO_PORT {
             return Err(ProxyUrlError::Authority);
         }
-        let decoded = |text: &str| Zeroizing::new(percent_decode_str(text).collect::<Vec<u8>>());
+        let decoded = |text: &str| {
+            // With room for all of it, no copy of a part stays behind.
+            let mut bytes = Vec::with_capacity(text.len());
+            bytes.extend(percent_decode_str(text));
+            bytes
+        };
         let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
             None => (None, None),
             Some((user, password)) => {
-                let user = String::from_utf8(decoded(user).to_vec()).map_err(|_| ProxyUrlError::Login)?;
+                let user = String::from_utf8(decoded(user)).map_err(|_| ProxyUrlError::Login)?;
                 let has_password = !password.is_empty();
-                (Some(user), has_password.then(|| Secret::new(decoded(password).to_vec())))
+                (Some(user), has_password.then(|| Secret::new(decoded(password))))
             }
         };
         if user.as_ref().is_some_and(|user| !is_user(user, protocol)) {
@@ -117,9 +126,12 @@ impl ProxyUrl {
         }
         Ok(Self { address: ProxyAddress { protocol, host, port }, user, password })
     }
-}
 
-impl ProxyUrl {
+    /// Returns a copy of a URL without a password.
+    pub(super) fn clone_address(&self) -> Self {
+        Self { address: self.address.clone(), user: self.user.clone(), password: None }
+    }
+
     /// Parses a URL that may have a password.
     ///
     /// # Errors
@@ -186,6 +198,24 @@ impl UpstreamProxy {
         &self.section
     }
 
+    /// Creates the proxy of a URL that this machine does not have, for checks of a configuration for another machine.
+    pub(super) fn unknown(section: String, resolves: bool) -> Option<Self> {
+        let host = Host::parse(UNKNOWN).ok()?;
+        let address = ProxyAddress { protocol: ProxyProtocol::Http, host, port: 1 };
+        Some(Self { section, address, login: None, resolves })
+    }
+
+    /// Returns the proxy as the end of a sentence.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let is_unknown = self.address.host.name().is_some_and(|name| name.as_str() == UNKNOWN);
+        if is_unknown {
+            format!("of {}.proxy, whose URL is not known here", self.section)
+        } else {
+            self.address.to_string()
+        }
+    }
+
     /// Returns the protocol and the address.
     #[must_use]
     pub fn address(&self) -> &ProxyAddress {
@@ -198,6 +228,17 @@ impl UpstreamProxy {
         self.login.as_ref()
     }
 
+    /// Returns true if a text contains the password, as it is or percent-encoded. Passwords of less than four bytes are not
+    /// searched for.
+    #[must_use]
+    pub fn is_revealed_by(&self, text: &[u8]) -> bool {
+        let password = self.login.as_ref().map(|login| login.password.expose()).filter(|password| password.len() >= 4);
+        password.is_some_and(|password| {
+            let decoded = Zeroizing::new(percent_decode(text).collect::<Vec<u8>>());
+            memmem::find(text, password).is_some() || memmem::find(&decoded, password).is_some()
+        })
+    }
+
     /// Returns true if the proxy resolves the names of destinations, so that their addresses are not known here.
     #[must_use]
     pub fn resolves(&self) -> bool {
@@ -205,7 +246,8 @@ impl UpstreamProxy {
     }
 }
 
-/// Equal proxies have the same address and the same user. A connection through one may be used for the other.
+/// Equal proxies have the same address, user, password and `resolve`, wherever they are configured, so their connections may be
+/// shared.
 impl PartialEq for UpstreamProxy {
     fn eq(&self, other: &Self) -> bool {
         let same_login = match (&self.login, &other.login) {
@@ -218,6 +260,27 @@ impl PartialEq for UpstreamProxy {
 }
 
 impl Eq for UpstreamProxy {}
+
+impl ProxyProtocol {
+    /// Returns the scheme of URLs.
+    #[must_use]
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+            Self::Socks5 => "socks5",
+        }
+    }
+}
+
+impl fmt::Display for NoProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(pattern) => pattern.fmt(f),
+            Self::Network(network) => network.fmt(f),
+        }
+    }
+}
 
 /// Writes `HOST:PORT`.
 impl fmt::Display for ProxyAddress {
@@ -256,7 +319,10 @@ pub(super) enum ProxyOverride {
 pub(super) struct UpstreamProxies {
     /// That of `[upstream]`.
     pub(super) default: Option<Arc<UpstreamProxy>>,
+    /// `no_proxy`, and [`Self::local`].
     pub(super) no_proxy: Vec<NoProxy>,
+    /// The networks that mean another machine to a proxy. They are reached without the proxy of an integration, too.
+    pub(super) local: Vec<NoProxy>,
     /// All of them, also those of integrations.
     pub(super) all: Vec<Arc<UpstreamProxy>>,
 }
@@ -295,7 +361,9 @@ impl UpstreamProxies {
         for one in overrides {
             count = count.saturating_add(1);
             match one {
-                Some(ProxyOverride::Proxy(proxy)) => return Some(ProxyChoice { proxy: proxy.clone(), exempt: &[] }),
+                Some(ProxyOverride::Proxy(proxy)) => {
+                    return Some(ProxyChoice { proxy: proxy.clone(), exempt: &self.local });
+                }
                 Some(ProxyOverride::Direct) => direct = direct.saturating_add(1),
                 None => {}
             }
@@ -376,21 +444,22 @@ mod tests {
             NoProxy::Host(HostPattern::parse_wide("*.intern.test").unwrap()),
             NoProxy::Network("10.0.0.0/8".parse().unwrap()),
         ];
-        let all = UpstreamProxies { default: Some(default), no_proxy, all: Vec::new() };
+        let local = vec![NoProxy::Network("127.0.0.0/8".parse().unwrap())];
+        let all = UpstreamProxies { default: Some(default), no_proxy, local, all: Vec::new() };
         let (direct, via) = (ProxyOverride::Direct, ProxyOverride::Proxy(other));
-        let rows: [(&[Option<&ProxyOverride>], &str, Option<&str>); 9] = [
-            (&[], "api.test", Some("default.test:1")),
-            (&[None], "api.test", Some("default.test:1")),
-            (&[None], "a.intern.test", None),
-            (&[Some(&direct)], "api.test", None),
-            (&[Some(&direct), None], "api.test", Some("default.test:1")),
-            (&[Some(&direct), None], "a.intern.test", None),
-            (&[Some(&via)], "a.intern.test", Some("other.test:1")),
-            (&[Some(&direct), Some(&via)], "api.test", Some("other.test:1")),
-            (&[None, Some(&via)], "api.test", Some("other.test:1")),
+        let rows = [
+            (vec![], "api.test", Some("default.test:1")),
+            (vec![None], "api.test", Some("default.test:1")),
+            (vec![None], "a.intern.test", None),
+            (vec![Some(&direct)], "api.test", None),
+            (vec![Some(&direct), None], "api.test", Some("default.test:1")),
+            (vec![Some(&direct), None], "a.intern.test", None),
+            (vec![Some(&via)], "a.intern.test", Some("other.test:1")),
+            (vec![Some(&direct), Some(&via)], "api.test", Some("other.test:1")),
+            (vec![None, Some(&via)], "api.test", Some("other.test:1")),
         ];
         for (overrides, host, want) in rows {
-            let chosen = all.choose(overrides.iter().copied(), &Host::parse(host).unwrap());
+            let chosen = all.choose(overrides.into_iter(), &Host::parse(host).unwrap());
             assert_eq!(chosen.map(|chosen| chosen.proxy.address().to_string()).as_deref(), want, "{host}");
         }
         let host = Host::parse("api.test").unwrap();
@@ -398,6 +467,8 @@ mod tests {
         for (ip, exempt) in [("10.1.2.3", true), ("::ffff:10.1.2.3", true), ("11.1.2.3", false)] {
             assert_eq!(chosen.exempts(ip.parse().unwrap()), exempt, "{ip}");
         }
-        assert!(!all.choose([Some(&via)].into_iter(), &host).unwrap().exempts("10.1.2.3".parse().unwrap()));
+        let of_integration = all.choose([Some(&via)].into_iter(), &host).unwrap();
+        assert!(!of_integration.exempts("10.1.2.3".parse().unwrap()));
+        assert!(of_integration.exempts("127.0.0.1".parse().unwrap()));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::plan::{Limits, Oversize};
 use super::super::rule::{Policy, Task};
+use super::super::upstream_proxy::{ProxyOverride, UpstreamProxy};
 use super::permission::{Changes, listed, not_within};
 use crate::model::tool::{Kind, Tool};
 
@@ -62,6 +63,26 @@ fn compare(what: &str, old: &Limits, new: &Limits, changes: &mut Changes) {
     }
 }
 
+/// Returns the ways that connections leave by, by their key in the configuration.
+fn routes(policy: &Policy) -> BTreeMap<String, String> {
+    let proxies = &policy.upstream_proxies;
+    let text = |proxy: &UpstreamProxy| format!("through {}://{}", proxy.address().protocol.scheme(), proxy.address());
+    let mut routes = BTreeMap::new();
+    if let Some(proxy) = &proxies.default {
+        routes.insert("upstream.proxy".to_owned(), text(proxy));
+        routes.insert("upstream.no_proxy".to_owned(), format!("[{}]", listed(proxies.no_proxy.iter())));
+    }
+    for integration in policy.tasks().flat_map(|task| &task.integrations) {
+        let way = match &integration.upstream {
+            None => continue,
+            Some(ProxyOverride::Direct) => "none".to_owned(),
+            Some(ProxyOverride::Proxy(proxy)) => text(proxy),
+        };
+        routes.insert(format!("integrations.{}.upstream", integration.name), way);
+    }
+    routes
+}
+
 /// Compares the settings that apply to all tasks.
 pub(super) fn of_all(old: &Policy, new: &Policy) -> Changes {
     let mut changes = Changes::default();
@@ -78,6 +99,15 @@ pub(super) fn of_all(old: &Policy, new: &Policy) -> Changes {
         let resolving = policy.upstream_proxies().iter().filter(|proxy| proxy.resolves());
         resolving.map(|proxy| proxy.section().to_owned()).collect()
     };
+    let (before, after) = (routes(old), routes(new));
+    for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+        let text = |routes: &BTreeMap<String, String>| routes.get(key).map_or("not set", String::as_str).to_owned();
+        let (was, now) = (text(&before), text(&after));
+        // Whoever is in between sees plain HTTP and destinations, so no change of the way is harmless.
+        if was != now {
+            opens.push(format!("{key}: {now}; was {was}"));
+        }
+    }
     let (before, after) = (unchecked(old), unchecked(new));
     let resolved = |section: &String| format!("{section}.resolve = \"proxy\": addresses of names are not checked");
     opens.extend(after.difference(&before).map(resolved));

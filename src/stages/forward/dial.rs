@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -74,10 +75,10 @@ pub(crate) async fn connect(
     record: &mut Record,
 ) -> Verdict<(OriginStream, Option<SocketAddr>)> {
     let Sockets { first, quota, execution } = sockets;
-    let mut first = Some(first);
-    let permits = || first.take().or_else(|| quota.try_acquire(Some(execution)));
+    let first = Mutex::new(Some(first));
+    let permits = || first.lock().take().or_else(|| quota.try_acquire(Some(execution)));
     let is_proxy_reached = AtomicBool::new(false);
-    let dialed = timeout(within, dial(pinned.destination(), permits, (tls, &is_proxy_reached))).await;
+    let dialed = timeout(within, dial(pinned.destination(), &permits, (tls, &is_proxy_reached))).await;
     match dialed {
         Ok(Ok(((stream, early), address, permit))) => {
             Ok((OriginStream { stream, early, _permit: Some(permit) }, address))
@@ -101,7 +102,7 @@ pub async fn connect_own_server(
     within: Duration,
 ) -> io::Result<OriginStream> {
     let is_proxy_reached = AtomicBool::new(false);
-    let dialed = timeout(within, dial(route.destination(), || Some(()), (tls, &is_proxy_reached))).await;
+    let dialed = timeout(within, dial(route.destination(), &|| Some(()), (tls, &is_proxy_reached))).await;
     match dialed.map_err(|_| io::ErrorKind::TimedOut)? {
         Ok(((stream, early), ..)) => Ok(OriginStream { stream, early, _permit: None }),
         Err(DialError::Refused) => Err(io::ErrorKind::ConnectionRefused.into()),
@@ -112,12 +113,13 @@ pub async fn connect_own_server(
 /// Connects directly or through the upstream proxy.
 async fn dial<P>(
     Destination { target, addresses, via }: Destination<'_>,
-    permits: impl FnMut() -> Option<P>,
+    permits: &impl Fn() -> Option<P>,
     (tls, is_proxy_reached): (&TlsConnector, &AtomicBool),
 ) -> Result<(Tunnel, Option<SocketAddr>, P), DialError> {
     let Some(via) = via else {
         let addresses = interleaved(addresses).into_iter().take(MAX_DIALED);
-        let (stream, address, permit) = race(addresses, permits, open).await.map_err(|_| DialError::Refused)?;
+        let (stream, address, permit) =
+            race(addresses, permits, (open, |_| false)).await.map_err(|_| DialError::Refused)?;
         return Ok(((Either::Left(stream), Bytes::new()), Some(address), permit));
     };
     let (asked, port): (Vec<Option<SocketAddr>>, u16) = match &via.asked {
@@ -126,11 +128,11 @@ async fn dial<P>(
     };
     let open = |asked: Option<SocketAddr>| async move {
         let literal = asked.map(|address| Host::Ip(address.ip()));
-        let stream = connect_to_proxy(&via.at).await.ok_or(UpstreamProxyFailure::Unreachable)?;
+        let stream = connect_to_proxy(&via.at, permits).await.ok_or(UpstreamProxyFailure::Unreachable)?;
         is_proxy_reached.store(true, Ordering::Relaxed);
         open_tunnel(stream, (&via.proxy, tls), (literal.as_ref().unwrap_or(target.0), port)).await
     };
-    let tunnels = race(asked.into_iter().take(MAX_PROXIED), permits, open).await;
+    let tunnels = race(asked.into_iter().take(MAX_PROXIED), permits, (open, |failure| failure.is_of_proxy())).await;
     // Without a permit, no attempt has failed.
     tunnels.map_err(|failure| failure.map_or(DialError::Refused, DialError::Proxy))
 }
@@ -145,27 +147,30 @@ pub async fn try_upstream_proxy(
     within: Duration,
 ) -> Result<(), UpstreamProxyFailure> {
     let connected = timeout(within, async {
-        let stream = connect_to_proxy(at).await.ok_or(UpstreamProxyFailure::Unreachable)?;
+        let stream = connect_to_proxy(at, &|| Some(())).await.ok_or(UpstreamProxyFailure::Unreachable)?;
         secure(stream, proxy, tls).await.map(drop)
     });
     connected.await.unwrap_or(Err(UpstreamProxyFailure::Unreachable))
 }
 
-async fn connect_to_proxy(at: &[SocketAddr]) -> Option<TcpStream> {
+/// Connects to an upstream proxy. The caller has the permit for one socket; further ones need their own.
+async fn connect_to_proxy<P>(at: &[SocketAddr], permits: &impl Fn() -> Option<P>) -> Option<TcpStream> {
     let addresses = interleaved(at).into_iter().take(MAX_PROXIED);
-    race(addresses, || Some(()), open).await.ok().map(|(stream, ..)| stream)
+    let has_first = AtomicBool::new(true);
+    let permits = || if has_first.swap(false, Ordering::Relaxed) { Some(None) } else { permits().map(Some) };
+    race(addresses, permits, (open, |_| false)).await.ok().map(|(stream, ..)| stream)
 }
 
 /// Races attempts, which start one after the other. Each one needs a permit and joins later if there is none. If all fail, returns
-/// the most telling failure.
+/// the greatest failure. One that `ends` the race is the last.
 async fn race<T: Copy, P, S, E: Ord, F: Future<Output = Result<S, E>>>(
     mut waiting: impl ExactSizeIterator<Item = T>,
-    mut permits: impl FnMut() -> Option<P>,
-    open: impl Fn(T) -> F,
+    permits: impl Fn() -> Option<P>,
+    (open, ends): (impl Fn(T) -> F, impl Fn(&E) -> bool),
 ) -> Result<(S, T, P), Option<E>> {
     let attempt = |one, permit| attempt(open(one), one, permit);
     let mut running = FuturesUnordered::new();
-    let mut worst = None;
+    let mut reported = None;
     let (Some(one), Some(permit)) = (waiting.next(), permits()) else { return Err(None) };
     running.push(attempt(one, permit));
     let mut next_joins = Instant::now() + STAGGER;
@@ -174,13 +179,14 @@ async fn race<T: Copy, P, S, E: Ord, F: Future<Output = Result<S, E>>>(
             done = running.next() => match done {
                 Some(Ok(connected)) => return Ok(connected),
                 // An attempt failed, so the next one starts immediately.
+                Some(Err(failure)) if ends(&failure) => return Err(Some(failure)),
                 Some(Err(failure)) => {
-                    worst = worst.max(Some(failure));
+                    reported = reported.max(Some(failure));
                     next_joins = Instant::now();
                 }
                 None => match waiting.next().zip(permits()) {
                     Some((one, permit)) => running.push(attempt(one, permit)),
-                    None => return Err(worst),
+                    None => return Err(reported),
                 },
             },
             () = sleep_until(next_joins), if waiting.len() > 0 => {

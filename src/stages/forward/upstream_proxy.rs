@@ -16,7 +16,7 @@ use tokio_util::either::Either;
 use crate::model::host::Host;
 use crate::model::upstream_proxy::UpstreamProxyFailure;
 use crate::policy::upstream_proxy::{Login, ProxyProtocol, UpstreamProxy};
-use crate::tls::upstream;
+use crate::tls::{failure, upstream};
 
 /// The longest head of an answer to CONNECT, in bytes. Proxies describe refusals in the body, which is not read.
 const MAX_HEAD: usize = 16 * 1024;
@@ -63,7 +63,9 @@ pub(super) async fn secure(
     let name = upstream::server_name(&proxy.address().host).ok_or(UpstreamProxyFailure::TlsFailed)?;
     let handshake = tls.connect(name, stream).await;
     let secured = handshake.map_err(|error| {
-        tracing::info!(%error, proxy = %proxy.address(), "TLS handshake with the upstream proxy failed");
+        // The whole text has the names of a certificate.
+        let reason = failure::of_handshake(&error).kind.text().name;
+        tracing::info!(reason, proxy = %proxy.address(), "TLS handshake with the upstream proxy failed");
         UpstreamProxyFailure::TlsFailed
     })?;
     Ok(Either::Right(Box::new(secured)))
@@ -191,7 +193,7 @@ async fn socks(
     match reply {
         0 => {}
         2 => return Err(UpstreamProxyFailure::Denied),
-        1 | 3..=6 => return Err(UpstreamProxyFailure::NoConnection),
+        1 | 3..=8 => return Err(UpstreamProxyFailure::NoConnection),
         _ => return Err(UpstreamProxyFailure::Protocol),
     }
     // The address that the proxy has connected from. It may be a name.

@@ -30,9 +30,9 @@ use self::answer_size::DnsSockets;
 use self::health::DnsHealth;
 use self::lookup::{CachedAddresses, LookupFailure, join_families, query_family};
 use self::name_quota::{NameQuota, Seen};
-use self::route::KnownProxies;
 pub use self::route::OwnServerRoute;
 pub(in crate::stages) use self::route::{Asked, Destination, Via};
+use self::route::{KnownProxies, KnownProxy};
 use super::authorize::Admitted;
 use super::authorize::revocation::CheckedAddresses;
 use super::socket_quota::SocketQuota;
@@ -223,7 +223,7 @@ pub struct Resolver {
     own: OwnEndpoints,
     /// The places of the proxy's own servers that are denied to sandboxes.
     own_servers: RwLock<BTreeMap<OwnServer, OwnPlace>>,
-    /// The upstream proxies, which are denied to sandboxes, too.
+    /// The addresses of upstream proxies that were resolved before.
     proxies: KnownProxies,
     answers: Cache<HostName, Arc<CacheEntry>>,
     /// Limits concurrent lookups.
@@ -309,6 +309,7 @@ impl Resolver {
         record.can_be_written().await?;
         self.check_name(policy, admitted, record).await?;
         let proxies = self.look_up_proxies(policy, record).await?;
+        self.check_own_names(admitted, &proxies, record)?;
         if let Some(pinned) = self.pin_name(policy, admitted, &proxies, record)? {
             return Ok(pinned);
         }
@@ -317,7 +318,7 @@ impl Resolver {
         let addresses = addresses.map_err(|failure| failure.refusal(record))?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-        self.check_addresses(policy, admitted, &addresses, record)?;
+        self.check_addresses(policy, admitted, (&addresses, &proxies), record)?;
         self.pin_addresses(policy, admitted, (addresses, &proxies), record)
     }
 
@@ -335,22 +336,23 @@ impl Resolver {
     ) -> Verdict<PinnedTarget> {
         check_target(admitted, pinned)?;
         let proxies = self.look_up_proxies(policy, record).await?;
+        self.check_own_names(admitted, &proxies, record)?;
         if let Some(pinned) = self.pin_name(policy, admitted, &proxies, record)? {
             return Ok(pinned);
         }
         if pinned.is_resolved_by_proxy() {
             return Box::pin(self.pin(policy, admitted, record)).await;
         }
-        self.check_addresses(policy, admitted, &pinned.addresses, record)?;
+        self.check_addresses(policy, admitted, (&pinned.addresses, &proxies), record)?;
         self.pin_addresses(policy, admitted, (pinned.addresses.clone(), &proxies), record)
     }
 
-    /// Checks whether a newer policy allows the addresses of an open tunnel, without a DNS query.
+    /// Checks whether a newer policy allows the addresses of an open tunnel, without a DNS query for its target.
     ///
     /// # Errors
     /// As [`Self::recheck`]; [`Deny::AddressNotAllowed`] if the addresses are not known, and the policy requires that they are
     /// checked.
-    pub fn check_open(
+    pub async fn check_open(
         &self,
         policy: &Policy,
         admitted: &Admitted,
@@ -358,8 +360,10 @@ impl Resolver {
         record: &mut Record,
     ) -> Verdict<()> {
         check_target(admitted, pinned)?;
+        let proxies = self.look_up_proxies(policy, record).await?;
+        self.check_own_names(admitted, &proxies, record)?;
         if !pinned.is_resolved_by_proxy() {
-            return self.check_addresses(policy, admitted, &pinned.addresses, record);
+            return self.check_addresses(policy, admitted, (&pinned.addresses, &proxies), record);
         }
         match route::proxy_that_resolves(policy, admitted) {
             Some(_) => Ok(()),
@@ -388,7 +392,8 @@ impl Resolver {
     /// denied to all sandboxes from then on, whatever their rules allow.
     ///
     /// # Errors
-    /// [`Fail::ResolveFailed`] and [`Fail::UpstreamProxyFailed`].
+    /// [`Fail::ResolveFailed`], [`Fail::UpstreamProxyFailed`] and [`Fail::Overloaded`]; [`Deny::LoopDetected`] if the upstream proxy
+    /// is this one.
     pub async fn own_server(
         &self,
         policy: &Policy,
@@ -396,7 +401,9 @@ impl Resolver {
         host: &Host,
         port: u16,
     ) -> Verdict<OwnServerRoute> {
-        let choice = policy.upstream_proxy_to_own_server(host);
+        // Such an address means another machine to the proxy.
+        let is_here = host.ip().is_some_and(|ip| ip.to_canonical().is_loopback());
+        let choice = policy.upstream_proxy_to_own_server(host).filter(|_| !is_here);
         let is_left_to_proxy = choice.as_ref().is_some_and(|choice| policy.is_resolved_by(&choice.proxy, host));
         let addresses = if is_left_to_proxy { Vec::new() } else { self.addresses(policy, host, None).await? };
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
@@ -458,7 +465,7 @@ impl Resolver {
         &self,
         policy: &Policy,
         admitted: &Admitted,
-        addresses: &[SocketAddr],
+        (addresses, proxies): (&[SocketAddr], &[KnownProxy]),
         record: &mut Record,
     ) -> Verdict<()> {
         if addresses.is_empty() {
@@ -481,8 +488,8 @@ impl Resolver {
                 refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
             }
-            if self.proxies.are_at(*address) {
-                refused("address: the proxy's own upstream proxy");
+            if proxies.iter().any(|proxy| proxy.is_at(*address)) {
+                refused(route::PROXY_RULE);
                 return Err(Deny::AddressNotAllowed.into());
             }
             // One that is reached without TLS may serve its secrets to anybody on this machine.

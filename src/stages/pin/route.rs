@@ -2,8 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::RwLock;
+use tokio::time::timeout;
 
 use super::lookup::LookupFailure;
 use super::{PinnedTarget, Resolver};
@@ -14,6 +17,9 @@ use crate::model::upstream_proxy::UpstreamProxyFailure;
 use crate::policy::rule::Policy;
 use crate::policy::upstream_proxy::{ProxyChoice, UpstreamProxy};
 use crate::stages::authorize::Admitted;
+
+/// The rule that refuses requests to an upstream proxy.
+pub(super) const PROXY_RULE: &str = "address: the proxy's own upstream proxy";
 
 /// The upstream proxy to connect through, and what it is asked for.
 #[derive(Clone, Debug)]
@@ -43,7 +49,7 @@ pub(in crate::stages) struct Destination<'p> {
 }
 
 impl Destination<'_> {
-    /// Returns true if a connection to this address may be used, or through a proxy that has resolved the name itself.
+    /// Returns true if a pooled connection to this address may be used. `None` is one through a proxy that has resolved the name.
     pub(in crate::stages) fn includes(&self, address: Option<SocketAddr>) -> bool {
         match (address, self.via.map(|via| &via.asked)) {
             (None, Some(Asked::Name)) => true,
@@ -73,21 +79,30 @@ impl OwnServerRoute {
 pub(super) struct KnownProxy {
     host: Host,
     port: u16,
+    /// The addresses of the latest answer.
     addresses: Vec<SocketAddr>,
+    /// Those of earlier answers too, newest first: a name may have different ones at different times.
+    seen: Vec<SocketAddr>,
 }
 
-/// The upstream proxies of the latest policy with the addresses that were last resolved.
+impl KnownProxy {
+    /// Returns true if the proxy is or was at the address.
+    pub(super) fn is_at(&self, address: SocketAddr) -> bool {
+        self.seen.iter().any(|at| super::is_served_at(address, *at))
+    }
+
+    fn is_named(&self, host: &Host, port: u16) -> bool {
+        self.host == *host && self.port == port
+    }
+}
+
+/// The upstream proxies of a recent policy, with what is known of their addresses.
 #[derive(Default)]
 pub(super) struct KnownProxies(RwLock<Vec<KnownProxy>>);
 
 impl KnownProxies {
-    /// Returns true if one of them is at the address.
-    pub(super) fn are_at(&self, address: SocketAddr) -> bool {
-        self.0.read().iter().flat_map(|proxy| &proxy.addresses).any(|at| super::is_served_at(address, *at))
-    }
-
     fn get(&self, host: &Host, port: u16) -> Option<KnownProxy> {
-        self.0.read().iter().find(|proxy| proxy.host == *host && proxy.port == port).cloned()
+        self.0.read().iter().find(|proxy| proxy.is_named(host, port)).cloned()
     }
 
     fn replace(&self, proxies: &[KnownProxy]) {
@@ -96,6 +111,11 @@ impl KnownProxies {
         }
     }
 }
+
+/// The most addresses of a proxy that are remembered.
+const MAX_SEEN: usize = 32;
+/// The longest wait for a new answer while the addresses of an earlier one are known.
+const REFRESH_WAIT: Duration = Duration::from_secs(1);
 
 /// Returns the upstream proxy for a destination, if it resolves the name.
 pub(super) fn proxy_that_resolves<'p>(policy: &'p Policy, admitted: &Admitted) -> Option<ProxyChoice<'p>> {
@@ -106,21 +126,24 @@ pub(super) fn proxy_that_resolves<'p>(policy: &'p Policy, admitted: &Admitted) -
 impl Resolver {
     /// Resolves the names of the upstream proxies. Their addresses are denied to sandboxes, so they have to be known before
     /// anything is dialed, also directly.
+    ///
+    /// # Errors
+    /// [`Fail::UpstreamProxyFailed`] and [`Fail::Overloaded`].
     pub(super) async fn look_up_proxies(&self, policy: &Policy, record: &mut Record) -> Verdict<Vec<KnownProxy>> {
-        let mut found = Vec::new();
-        for proxy in policy.upstream_proxies() {
-            let proxy = self.look_up_proxy(policy, proxy).await;
-            found.push(proxy.map_err(|refusal| match refusal {
+        let proxies = policy.upstream_proxies();
+        let found = join_all(proxies.iter().map(|proxy| self.look_up_proxy(policy, proxy))).await;
+        let mut known = Vec::with_capacity(found.len());
+        for (proxy, found) in proxies.iter().zip(found) {
+            known.push(found.map_err(|refusal| match refusal {
                 Refusal::Fail(Fail::UpstreamProxyFailed) => {
+                    record.upstream_proxy(Some(proxy.address().to_string()), true);
                     record.upstream_proxy_failed(UpstreamProxyFailure::Unresolved)
                 }
                 other => other,
             })?);
         }
-        if !found.is_empty() {
-            self.proxies.replace(&found);
-        }
-        Ok(found)
+        self.proxies.replace(&known);
+        Ok(known)
     }
 
     /// Returns the addresses of an upstream proxy.
@@ -131,25 +154,59 @@ impl Resolver {
         Ok(self.look_up_proxy(policy, proxy).await?.addresses)
     }
 
-    /// Resolves the name of an upstream proxy. While that fails, the addresses that it had are used.
+    /// Resolves the name of an upstream proxy. While that fails or takes long, the addresses that it had are used.
+    ///
+    /// # Errors
+    /// [`Fail::UpstreamProxyFailed`] and [`Fail::Overloaded`].
     pub(super) async fn look_up_proxy(&self, policy: &Policy, proxy: &UpstreamProxy) -> Verdict<KnownProxy> {
         let (host, port) = (&proxy.address().host, proxy.address().port);
-        let failure = match self.addresses(policy, host, None).await {
+        let known = self.proxies.get(host, port);
+        let lookup = self.addresses(policy, host, None);
+        let found = match &known {
+            Some(_) => timeout(REFRESH_WAIT, lookup).await.unwrap_or(Err(LookupFailure::Overloaded)),
+            None => lookup.await,
+        };
+        let failure = match found {
             Ok(found) if !found.is_empty() => {
-                let addresses = found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-                return Ok(KnownProxy { host: host.clone(), port, addresses });
+                let addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+                let earlier = known.map(|known| known.seen).unwrap_or_default();
+                let earlier = earlier.into_iter().filter(|address| !addresses.contains(address));
+                let seen = addresses.iter().copied().chain(earlier).take(MAX_SEEN.max(addresses.len())).collect();
+                return Ok(KnownProxy { host: host.clone(), port, addresses, seen });
             }
             Ok(_) | Err(LookupFailure::Dns(_)) => Fail::UpstreamProxyFailed,
             Err(LookupFailure::Overloaded) => Fail::Overloaded,
         };
-        self.proxies.get(host, port).ok_or(failure.into())
+        known.ok_or(failure.into())
+    }
+
+    /// Checks that a target is not named like an upstream proxy, or like a server of the proxy's own. Its addresses may be unknown
+    /// here.
+    ///
+    /// # Errors
+    /// [`Deny::AddressNotAllowed`].
+    pub(super) fn check_own_names(
+        &self,
+        admitted: &Admitted,
+        proxies: &[KnownProxy],
+        record: &mut Record,
+    ) -> Verdict<()> {
+        let (host, port) = (admitted.target().host(), admitted.target().port());
+        let is_proxy = proxies.iter().any(|known| known.is_named(host, port));
+        let own_rule = || {
+            let servers = self.own_servers.read();
+            let named = servers.iter().find(|(_, place)| place.host == *host && place.port == port);
+            named.map(|(server, _)| server.rule())
+        };
+        let Some(rule) = is_proxy.then_some(PROXY_RULE).or_else(own_rule) else { return Ok(()) };
+        record.rule(rule);
+        Err(Deny::AddressNotAllowed.into())
     }
 
     /// Returns the pin of a name that the upstream proxy resolves. Returns `None` if the target has to be resolved here.
     ///
     /// # Errors
-    /// [`Deny::AddressNotAllowed`] for the name of an upstream proxy, or of a server of the proxy's own; [`Deny::LoopDetected`] if
-    /// the upstream proxy is this one.
+    /// [`Deny::LoopDetected`] if the upstream proxy is this one.
     pub(super) fn pin_name(
         &self,
         policy: &Policy,
@@ -159,19 +216,6 @@ impl Resolver {
     ) -> Verdict<Option<PinnedTarget>> {
         let Some(choice) = proxy_that_resolves(policy, admitted) else { return Ok(None) };
         let target = admitted.target().clone();
-        let is_there = |host: &Host, port: u16| host == target.host() && port == target.port();
-        let own_rule = || {
-            let known = self.own_servers.read();
-            known.iter().find(|(_, place)| is_there(&place.host, place.port)).map(|(server, _)| server.rule())
-        };
-        let proxy_rule = proxies
-            .iter()
-            .any(|known| is_there(&known.host, known.port))
-            .then_some("address: the proxy's own upstream proxy");
-        if let Some(rule) = proxy_rule.or_else(own_rule) {
-            record.rule(rule);
-            return Err(Deny::AddressNotAllowed.into());
-        }
         let via = self.via(&choice, None, proxies)?;
         record.upstream_proxy(Some(choice.proxy.address().to_string()), false);
         Ok(Some(PinnedTarget { target, addresses: Vec::new(), via, generation: policy.rules_generation() }))
@@ -200,6 +244,9 @@ impl Resolver {
 
     /// Returns the way through a proxy to those of the addresses that are not exempt, or, with `None`, to the name. Returns `None`
     /// if all of them are exempt.
+    ///
+    /// # Errors
+    /// [`Fail::UpstreamProxyFailed`] if the proxy is not among those that were resolved; [`Deny::LoopDetected`] if it is this one.
     pub(super) fn via(
         &self,
         choice: &ProxyChoice<'_>,
@@ -213,7 +260,7 @@ impl Resolver {
             Some(proxied) => Asked::Addresses(proxied),
         };
         let (host, port) = (&choice.proxy.address().host, choice.proxy.address().port);
-        let known = proxies.iter().find(|known| known.host == *host && known.port == port);
+        let known = proxies.iter().find(|known| known.is_named(host, port));
         let at = known.map(|known| known.addresses.clone()).ok_or(Fail::UpstreamProxyFailed)?;
         if at.iter().any(|address| self.own.is_listener(*address)) {
             return Err(Deny::LoopDetected.into());

@@ -17,7 +17,13 @@ const HTTPS: u16 = 443;
 /// `NetDns`: the addresses, if all of them are permitted.
 pub(super) async fn addresses(host: &str, context: Context<'_>) -> VerbResult {
     let known = query(Network::NetDns, "resolve", host, None, context).await;
-    known.map_or_else(|done| done, |known| VerbResult::completed(picked(&known, &["addresses"])))
+    known.map_or_else(|done| done, |known| VerbResult::completed(picked(&known, &resolved(&known))))
+}
+
+/// Returns the members that tell the addresses, or that the upstream proxy resolves the name.
+fn resolved(known: &Value) -> Vec<&'static str> {
+    let is_left_to_proxy = known.get("resolved_by_upstream_proxy").and_then(Value::as_bool).unwrap_or_default();
+    if is_left_to_proxy { vec!["addresses", "resolved_by_upstream_proxy"] } else { vec!["addresses"] }
 }
 
 /// `NetTlsCert`: the origin's certificate. Its texts come from the origin.

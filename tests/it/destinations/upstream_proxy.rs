@@ -221,6 +221,15 @@ async fn each_failure_of_the_proxy_has_its_own_text() {
         assert_failed(&place, reason, &String::from_utf8_lossy(answer)).await;
         assert_eq!(place.origin.connections(), 0, "{answer:?}");
     }
+    for code in 1..=9 {
+        let script = Script { reply: Some(code), socks: true, ..Script::default() };
+        let reason = match code {
+            2 => "denied",
+            9 => "protocol",
+            _ => "no_connection",
+        };
+        assert_failed(&Place::start("socks5", script, ("", "")).await, reason, &format!("reply {code}")).await;
+    }
     // Too long a head.
     let endless = [b"HTTP/1.1 200 OK\r\nX: ".to_vec(), vec![b'x'; 100_000]].concat();
     let place = Place::start("http", Script { answer: Some(endless), ..Script::default() }, ("", "")).await;
@@ -358,9 +367,11 @@ async fn hosts_and_networks_of_no_proxy_are_reached_directly() {
         ("no_proxy = [\"127.0.0.1\", \"other.test\"]", false),
         // The default has the loopback.
         ("", false),
-        ("no_proxy = [\"other.test\", \"10.0.0.0/8\"]", true),
-        ("no_proxy = [\"test\"]", true),
+        // It is always among them, unless the list is empty.
+        ("no_proxy = [\"10.0.0.0/8\"]", false),
+        ("no_proxy = []", true),
         ("resolve = \"proxy\"\nno_proxy = [\"api.test\"]", false),
+        ("no_proxy = [\"other.test\"]", false),
         ("resolve = \"proxy\"\nno_proxy = [\"127.0.0.0/8\"]", true),
     ];
     for (keys, is_proxied) in rows {
@@ -381,12 +392,16 @@ async fn hosts_and_networks_of_no_proxy_are_reached_directly() {
 async fn a_host_with_addresses_on_both_sides_is_reached_through_the_proxy() {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
-    builder.dns.set("api.test", &["127.0.0.1", "127.0.0.9"]);
-    let proxy = UpstreamProxy::start(Script::default()).await;
-    let upstream = format!("[upstream]\nproxy = \"http://{}\"\nno_proxy = [\"127.0.0.9\"]\n", proxy.address);
+    builder.dns.set("api.test", &["127.0.0.1", "192.0.2.9"]);
+    let answer = Some(b"HTTP/1.1 503 X\r\n\r\n".to_vec());
+    let proxy = UpstreamProxy::start(Script { answer, ..Script::default() }).await;
+    let network = "[network]\nallow_cidrs = [\"127.0.0.0/8\", \"192.0.2.9/32\"]\n";
+    let upstream = format!("[upstream]\nproxy = \"http://{}\"\n{network}", proxy.address);
     let lab = builder.proxy(&format!("{upstream}{}", lab::allow_api(origin.port()))).await;
-    assert_eq!(lab.get(&format!("https://api.test:{}/x", origin.port())).await.status, 200);
-    assert_eq!(proxy.asked(), [format!("127.0.0.1:{}", origin.port())]);
+    let reply = lab.get(&format!("https://api.test:{}/x", origin.port())).await;
+    reply.assert_refused(502, "upstream_proxy_failed");
+    let head = format!("CONNECT 192.0.2.9:{0} HTTP/1.1\r\nHost: 192.0.2.9:{0}\r\n\r\n", origin.port());
+    assert_eq!((proxy.heads(), origin.connections()), (vec![head], 0));
 }
 
 #[tokio::test]
@@ -441,6 +456,7 @@ async fn the_integrations_of_the_request_choose_the_proxy() {
         )
     };
     let text = [
+        through("http", &first, ""),
         integration("one", &first, "proxy"),
         integration("two", &second, "local"),
         "[tasks.t]\nintegrations = [\"one\", \"two\"]\n".to_owned(),
@@ -516,7 +532,125 @@ async fn a_proxy_that_is_this_one_is_refused_as_a_loop() {
     lab.get(&format!("https://api.test:{}/x", origin.port())).await.assert_refused(508, "loop_detected");
 }
 
-/// A pooled connection of another proxy is not used after a reload, and an opaque tunnel stays open.
+/// A host with addresses of both families.
+#[tokio::test]
+async fn the_proxy_is_asked_for_addresses_of_ipv6() {
+    for scheme in ["http", "socks5"] {
+        let builder = LabBuilder::new().await;
+        let proxy = UpstreamProxy::start(Script { socks: scheme == "socks5", ..Script::default() }).await;
+        let origin = builder.origin("api.test").await;
+        builder.dns.set("api.test", &["::1", "127.0.0.1"]);
+        let network = "[network]\nallow_cidrs = [\"127.0.0.0/8\", \"::1/128\"]\n";
+        let text = format!("{}{network}{}", through(scheme, &proxy, ""), lab::allow_api(origin.port()));
+        let lab = builder.proxy(&text).await;
+        assert_eq!(lab.get(&format!("https://api.test:{}/x", origin.port())).await.status, 200, "{scheme}");
+        let asked = ["[::1]", "127.0.0.1"].map(|ip| format!("{ip}:{}", origin.port()));
+        assert_eq!(proxy.asked(), asked, "{scheme}");
+    }
+}
+
+/// A wrong password is not sent once for each address.
+#[tokio::test]
+async fn a_failure_of_the_proxy_itself_is_not_repeated() {
+    for (scheme, script) in [
+        ("http", Script { login: true, ..Script::default() }),
+        ("socks5", Script { login: true, socks: true, ..Script::default() }),
+        ("http", Script { answer: Some(b"no HTTP\r\n\r\n".to_vec()), ..Script::default() }),
+    ] {
+        let place = Place::start(scheme, script, ("", "")).await;
+        place.lab.dns.set("api.test", &["127.0.0.9", "127.0.0.8", "127.0.0.1"]);
+        place.lab.get(&place.url()).await.assert_refused(502, "upstream_proxy_failed");
+        assert_eq!(place.proxy.connections(), 1, "{scheme}");
+    }
+}
+
+/// Tunnels to names that the proxy resolved end when the addresses have to be checked.
+#[tokio::test]
+async fn a_reload_ends_a_tunnel_whose_addresses_are_not_known() {
+    for (before, after, stays) in [("local", "local", true), ("proxy", "proxy", true), ("proxy", "local", false)] {
+        let builder = LabBuilder::new().await;
+        let origin = builder.origin("sealed.test").await;
+        let proxy = UpstreamProxy::start(Script::default()).await;
+        let opaque = format!(
+            "[integrations.s]\nallowed_domains = [\"sealed.test\"]\nports = [{}]\nmode = \"opaque\"\n\
+             [tasks.t]\nintegrations = [\"s\"]\n",
+            origin.port()
+        );
+        let text = |resolve: &str| format!("{}{opaque}", through("http", &proxy, &format!("resolve = \"{resolve}\"")));
+        let lab = builder.proxy(&text(before)).await;
+        let mut stream = lab.tunnel(&format!("sealed.test:{}", origin.port())).await;
+        stream.write_all(&hello("sealed.test")).await.unwrap();
+        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+        lab.reload(&text(after));
+        if stays {
+            // The tunnel has been checked under the new policy once this one is open.
+            drop(lab.tunnel(&format!("sealed.test:{}", origin.port())).await);
+            stream.write_all(b"more").await.unwrap();
+            assert!(lab.audit().await.iter().all(|line| line["event"] != "closed" || line["code"].is_null()));
+        } else {
+            read_to_end(&mut stream).await;
+            let line = lab.ended(0).await;
+            assert_eq!(line["code"], "address_not_allowed", "{line}");
+            assert_eq!(line["rule"], "address: not known, because the upstream proxy has resolved the name", "{line}");
+        }
+    }
+}
+
+/// The same for an exchange in flight.
+#[tokio::test]
+async fn a_reload_ends_an_exchange_whose_addresses_are_not_known() {
+    for (after, stays) in [("proxy", true), ("local", false)] {
+        let place = Place::start("http", Script::default(), ("resolve = \"proxy\"", "")).await;
+        let Place { lab, origin, proxy } = &place;
+        let stalled = lab.absolute("GET", &place.url().replace("/x", "/stall")).body(empty()).unwrap();
+        let stream = lab.connect().await;
+        let asked = tokio::spawn(h1(stream, stalled));
+        lab::wait_until("the origin is asked", || !origin.seen().is_empty()).await;
+        let resolve = format!("resolve = \"{after}\"");
+        lab.reload(&format!("{}{}", through("http", proxy, &resolve), lab::allow_api(origin.port())));
+        if stays {
+            assert_eq!(lab.get(&place.url()).await.status, 200);
+            assert!(!asked.is_finished());
+        } else {
+            Reply::read(asked.await.unwrap()).await.assert_refused(403, "address_not_allowed");
+        }
+    }
+}
+
+/// While the name of the proxy cannot be resolved, its last addresses are used. All that it has had are denied.
+#[tokio::test]
+async fn earlier_addresses_of_the_proxy_are_remembered() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    let proxy = UpstreamProxy::start(Script::default()).await;
+    let port = proxy.address.port();
+    let text = |name: &str| {
+        format!(
+            "[upstream]\nproxy = \"http://{name}:{port}\"\nno_proxy = []\n\
+             [integrations.p]\nallowed_domains = [\"api.test\", \"127.0.0.1\", \"127.0.0.9\"]\nports = [{port}, {}]\n\
+             [tasks.t]\nintegrations = [\"p\"]\n",
+            origin.port()
+        )
+    };
+    builder.dns.set("proxy.test", &["127.0.0.9", "127.0.0.1"]);
+    let lab = builder.proxy(&text("proxy.test")).await;
+    let url = format!("https://api.test:{}/x", origin.port());
+    assert_eq!(lab.get(&url).await.status, 200);
+    lab.dns.set("proxy.test", &["127.0.0.1"]);
+    // The answer is cached for five seconds.
+    let start = std::time::Instant::now();
+    while lab.dns.queries("proxy.test") < 4 {
+        assert!(start.elapsed() < lab::TIMEOUT);
+        assert_eq!(lab.get(&url).await.status, 200);
+    }
+    lab.get(&format!("https://127.0.0.9:{port}/")).await.assert_refused(403, "address_not_allowed");
+    // A policy without a proxy denies none.
+    lab.reload(&format!("[upstream]\nproxy = \"none\"\n{}", text("x").split_once("no_proxy = []\n").unwrap().1));
+    let reply = lab.get(&format!("https://127.0.0.1:{port}/")).await;
+    assert_ne!(reply.header("exeat-refusal"), Some("address_not_allowed"), "{reply:?}");
+}
+
+/// A pooled connection of another proxy is not used after a reload.
 #[tokio::test]
 async fn a_reload_changes_the_proxy_of_new_requests() {
     let place = Place::start("http", Script::default(), ("", "")).await;

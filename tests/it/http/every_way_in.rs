@@ -438,7 +438,7 @@ async fn start_hosts(more: &str) -> Hosts {
          [integrations.locked]\nallowed_domains = [\"locked.test\"]\nports = [{port}]\nrequire_credential = \"KEY\"\n\
          [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
          [integrations.dead]\nallowed_domains = [\"dead.test\"]\nports = [{port}]\n\
-         upstream = {{ proxy = \"http://{dead_proxy}\" }}\n\
+         upstream = {{ proxy = \"http://{dead_proxy}\", resolve = \"proxy\" }}\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\", \"locked.test\"]\n\
          [credentials.MINTED]\nauth_type = \"oauth2_client_credentials\"\ntoken_url = \"https://api.test:{closed}/\"\n\
          client_id = \"c\"\nclient_secret = \"file:client-secret\"\ndomains = [\"minted.test\"]\n\

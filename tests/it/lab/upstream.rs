@@ -26,6 +26,8 @@ pub struct Script {
     pub socks: bool,
     /// It sends these bytes in place of its answer to CONNECT, or of its first message, and closes.
     pub answer: Option<Vec<u8>>,
+    /// It sends this SOCKS5 reply code to each request.
+    pub reply: Option<u8>,
     /// It reads the request and never answers.
     pub silent: bool,
     /// It writes its answers one byte at a time.
@@ -82,6 +84,7 @@ impl UpstreamProxy {
         self.connections.load(Ordering::SeqCst)
     }
 
+    #[allow(clippy::disallowed_methods, reason = "the test plays a proxy that connects to the origin")]
     async fn serve(&self, mut client: impl AsyncRead + AsyncWrite + Unpin, script: &Script) -> std::io::Result<()> {
         let to =
             if script.socks { self.socks(&mut client, script).await? } else { self.http(&mut client, script).await? };
@@ -91,10 +94,13 @@ impl UpstreamProxy {
             let _ = client.read(&mut [0; 1]).await;
             return Ok(());
         }
+        if let Some(reply) = script.reply {
+            return client.write_all(&[5, reply, 0, 1, 0, 0, 0, 0, 0, 0]).await;
+        }
         // Names lead to the loopback.
         let (host, port) = to.rsplit_once(':').unwrap();
-        let ip = host.parse().unwrap_or(Ipv4Addr::LOCALHOST);
-        let origin = TcpStream::connect((ip, port.parse().unwrap())).await;
+        let ip = host.trim_matches(['[', ']']).parse().unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let origin = TcpStream::connect(SocketAddr::new(ip, port.parse().unwrap())).await;
         let Ok(mut origin) = origin else {
             let refusal: &[u8] = if script.socks {
                 &[5, 5, 0, 1, 0, 0, 0, 0, 0, 0]

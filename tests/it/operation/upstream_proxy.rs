@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
 use super::cli::{Served, exeat, output, text};
-use crate::lab::upstream::{Script, UpstreamProxy};
+use crate::lab::upstream::{PASSWORD, Script, USER, UpstreamProxy};
 use crate::lab::{self, LabBuilder};
 
 /// Writes a configuration into the builder's directory.
@@ -91,14 +91,49 @@ async fn explain_and_diff_say_what_the_proxy_changes() {
         assert_eq!(told.contains("\ndial "), dial.is_some(), "{upstream}: {told}");
         assert!(told.contains(dial.unwrap_or_default()), "{upstream}: {told}");
     }
-    write(&builder, &config("resolve = \"proxy\""));
-    std::fs::write(builder.dir.path().join("old.toml"), builder.config(&config(""))).unwrap();
-    for (old, new, want) in
-        [("old.toml", "e.toml", "upstream.resolve"), ("e.toml", "old.toml", "not: upstream.resolve")]
-    {
-        let told = output(exeat(builder.dir.path(), &["diff", old, new])).await;
-        assert!(text(&told.stdout).contains(want), "{}{}", text(&told.stdout), text(&told.stderr));
+    let other = config("").replace("proxy.test", "other.test");
+    let own = config("").replace("ports", "upstream = { proxy = \"none\" }\nports");
+    let rows = [
+        (config(""), config("resolve = \"proxy\""), "upstream.resolve = \"proxy\"", "not: "),
+        (config("resolve = \"proxy\""), config(""), "not: upstream.resolve = \"proxy\"", "nothing"),
+        (
+            config(""),
+            other,
+            "upstream.proxy: through http://other.test:3128; was through http://proxy.test:3128",
+            "not: ",
+        ),
+        (config(""), config("no_proxy = [\"*.test\"]"), "*.test]; was [127.0.0.0/8", "not: "),
+        (config(""), own, "integrations.api.upstream: none; was not set", "not: "),
+        (config("").replace("proxy = ", "roots = \"webpki\"\n#"), config(""), "upstream.proxy: through", "not: "),
+    ];
+    for (old, new, want, absent) in rows {
+        std::fs::write(builder.dir.path().join("old.toml"), builder.config(&old)).unwrap();
+        write(&builder, &new);
+        let told = output(exeat(builder.dir.path(), &["diff", "old.toml", "e.toml"])).await;
+        let told = super::cli::unbroken(&text(&told.stdout));
+        assert!(told.contains(want) && !told.contains(absent), "{want}: {told}");
     }
+}
+
+/// Neither the variable that names the proxy nor others with its password are passed on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_hides_the_password_of_the_proxy() {
+    let dir = tempfile::tempdir().unwrap();
+    let proxy = UpstreamProxy::start(Script { login: true, ..Script::default() }).await;
+    let encoded = PASSWORD.replace('%', "%25").replace(':', "%3A");
+    let url = format!("http://{USER}:{encoded}@{}", proxy.address);
+    let mut command = exeat(dir.path(), &["run", "--upstream-proxy", "env:CORP", "--", "env"]);
+    command.env("CORP", &url).env("MIRROR", &url).env("SOMETHING", "else").env("HTTPS_PROXY", &url);
+    let done = output(command).await;
+    let (out, said) = (text(&done.stdout), text(&done.stderr));
+    assert!(out.contains("SOMETHING=else") && out.contains("HTTPS_PROXY=http://"), "{out}{said}");
+    for hidden in [PASSWORD, &encoded, "CORP=", "MIRROR="] {
+        assert!(!out.contains(hidden), "{hidden}: {out}");
+    }
+    assert!(said.contains("MIRROR is not passed on"), "{said}");
+    let wrong = output(exeat(dir.path(), &["run", "--upstream-proxy", "http://u@p.test:1", "--", "true"])).await;
+    let said = super::cli::unbroken(&text(&wrong.stderr));
+    assert!(said.contains("--upstream-proxy: missing, although the URL has a user; expected \"env:NAME\""), "{said}");
 }
 
 /// The log collector is reached as an origin is.
@@ -127,6 +162,15 @@ async fn the_daemons_own_servers_are_reached_through_the_proxy() {
         assert!(stream.read(&mut [0; 64]).await.unwrap() > 0);
         assert!(proxy.asked().contains(&format!("{host}:{port}")), "{:?}", proxy.asked());
         // Sandboxes do not reach it, whoever resolves its name.
-        lab.get(&format!("https://logs.test:{port}/")).await.assert_refused(403, "address_not_allowed");
+        let refused = async || {
+            lab.get(&format!("https://logs.test:{port}/")).await.assert_refused(403, "address_not_allowed");
+        };
+        refused().await;
+        lab.dns.set("logs.test", &["127.0.0.1"]);
+        for upstream in ["no_proxy = [\"logs.test\"]", "no_proxy = []\nresolve = \"local\""] {
+            let all = text.split_once("[integrations").unwrap().1;
+            lab.reload(&format!("[upstream]\nproxy = \"http://{}\"\n{upstream}\n[integrations{all}", proxy.address));
+            refused().await;
+        }
     }
 }
