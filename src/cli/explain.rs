@@ -21,7 +21,7 @@ use crate::policy::credential::Credential;
 use crate::policy::preset::PRESETS;
 use crate::policy::remedy::{Asked, Remedy};
 use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
-use crate::policy::upstream_proxy::ProxyChoice;
+use crate::policy::upstream_proxy::{ProxyAddress, ProxyChoice};
 
 /// Flags of `exeat explain`.
 #[derive(Args)]
@@ -246,6 +246,10 @@ fn evaluate(
     for step in credential_steps(task, kind, &target, &decision.allowed, warnings) {
         pass("inject", step);
     }
+    let is_proxy = |proxy: &ProxyAddress| proxy.host == *target.host() && proxy.port == target.port();
+    if policy.upstream_proxies().iter().any(|proxy| is_proxy(proxy.address())) {
+        return Err(Deny::AddressNotAllowed.into());
+    }
     let choice = policy.upstream_proxy(&decision.allowed, target.host());
     let resolver = choice.as_ref().filter(|choice| policy.is_resolved_by(&choice.proxy, target.host()));
     let known = known_addresses(policy, &target);
@@ -265,8 +269,8 @@ fn evaluate(
     }
     let exempt = |choice: &ProxyChoice<'_>| known.iter().flatten().all(|ip| choice.exempts(*ip));
     if let Some(choice) = choice.as_ref().filter(|choice| known.is_none() || !exempt(choice)) {
-        let may_be_exempt = known.is_none() && resolver.is_none() && choice.has_networks();
-        let unless = if may_be_exempt { ", unless all addresses are in upstream.no_proxy" } else { "" };
+        let networks = choice.exempt_networks().filter(|_| known.is_none() && resolver.is_none());
+        let unless = networks.map(|networks| format!(", unless all addresses are {networks}")).unwrap_or_default();
         pass("dial", format!("through the upstream proxy {}{unless}", choice.proxy.describe()));
     }
     Ok(())

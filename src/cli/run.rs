@@ -326,6 +326,10 @@ fn set_arguments_and_environment(
             "exeat: the command's arguments contain a key, which others could see at the start; write '$NAME' in quotes",
         );
     }
+    if rest.iter().any(|argument| proxies.iter().any(|proxy| proxy.is_revealed_by(argument.as_bytes()))) {
+        say("exeat: an argument of the command contains the password of the upstream proxy");
+        return Err(Exit::Usage);
+    }
     for argument in rest {
         let hidden = keys.hide_in(argument.as_ref()).map_err(|found| {
             say(format_args!(

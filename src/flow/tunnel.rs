@@ -197,7 +197,7 @@ impl Tunnel {
         loop {
             let policy = services.policies.snapshot();
             if policy.rules_generation() != checked_generation
-                && let Err(refusal) = self.still_allowed(services, &policy, &mut record).await
+                && let Err(refusal) = self.still_allowed(services, &policy, &mut record)
             {
                 return record.failed(refusal);
             }
@@ -224,12 +224,12 @@ impl Tunnel {
         }
     }
 
-    async fn still_allowed(&self, services: &Services, policy: &Policy, record: &mut Record) -> Verdict<()> {
+    fn still_allowed(&self, services: &Services, policy: &Policy, record: &mut Record) -> Verdict<()> {
         let admitted = authorize::destination_again(policy, &self.admitted)?;
         if admitted.mode() != Mode::Opaque {
             return Err(Deny::HostNotAllowed.into());
         }
-        services.resolver.check_open(policy, &admitted, &self.pinned, record).await
+        services.resolver.check_open(policy, &admitted, &self.pinned, record)
     }
 
     /// Terminates TLS and serves the requests inside, each of which is authorized separately.

@@ -33,10 +33,11 @@ impl UpstreamProxyFailure {
         Self::CredentialsRejected,
     ];
 
-    /// Returns true if another address of the origin cannot fare better.
+    /// Returns true if another address of the origin cannot fare better. A proxy may close a connection because of an address that
+    /// it cannot use, or because another attempt is open.
     #[must_use]
     pub const fn is_of_proxy(self) -> bool {
-        !matches!(self, Self::NoConnection | Self::Denied)
+        !matches!(self, Self::NoConnection | Self::Denied | Self::Unreachable)
     }
 
     /// Returns the error type of `Proxy-Status` (RFC 9209 §2.3).

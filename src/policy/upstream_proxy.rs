@@ -18,6 +18,8 @@ use crate::model::secret::Secret;
 /// The longest user or password: that of SOCKS5 (RFC 1929 §2), in bytes.
 const MAX_LOGIN: usize = 255;
 
+/// The shortest password that is searched for, in bytes.
+const MIN_SEARCHED: usize = 8;
 /// The host of a proxy that is not known. No name ends so (RFC 6761 §6.4).
 const UNKNOWN: &str = "unknown.invalid";
 
@@ -228,14 +230,18 @@ impl UpstreamProxy {
         self.login.as_ref()
     }
 
-    /// Returns true if a text contains the password, as it is or percent-encoded. Passwords of less than four bytes are not
-    /// searched for.
+    /// Returns true if a text contains the password, as it is, percent-encoded, or in the credentials of `Basic`. Passwords of less
+    /// than eight bytes are not searched for.
     #[must_use]
     pub fn is_revealed_by(&self, text: &[u8]) -> bool {
-        let password = self.login.as_ref().map(|login| login.password.expose()).filter(|password| password.len() >= 4);
-        password.is_some_and(|password| {
+        let login = self.login.as_ref().filter(|login| login.password.expose().len() >= MIN_SEARCHED);
+        login.is_some_and(|login| {
             let decoded = Zeroizing::new(percent_decode(text).collect::<Vec<u8>>());
-            memmem::find(text, password).is_some() || memmem::find(&decoded, password).is_some()
+            let basic = login.basic();
+            let (password, basic) = (login.password.expose(), basic.trim_start_matches("Basic ").trim_end_matches('='));
+            [text, &decoded]
+                .iter()
+                .any(|text| memmem::find(text, password).is_some() || memmem::find(text, basic.as_bytes()).is_some())
         })
     }
 
@@ -332,13 +338,16 @@ pub struct ProxyChoice<'p> {
     /// The proxy.
     pub proxy: Arc<UpstreamProxy>,
     exempt: &'p [NoProxy],
+    is_default: bool,
 }
 
 impl ProxyChoice<'_> {
-    /// Returns true if some addresses are reached without the proxy.
+    /// Returns the addresses that are reached without the proxy, as the end of a sentence.
     #[must_use]
-    pub fn has_networks(&self) -> bool {
-        self.exempt.iter().any(|one| matches!(one, NoProxy::Network(_)))
+    pub fn exempt_networks(&self) -> Option<&'static str> {
+        let has_networks = self.exempt.iter().any(|one| matches!(one, NoProxy::Network(_)));
+        let networks = if self.is_default { "in upstream.no_proxy" } else { "of this machine or its links" };
+        has_networks.then_some(networks)
     }
 
     /// Returns true if an address is reached without the proxy.
@@ -362,7 +371,7 @@ impl UpstreamProxies {
             count = count.saturating_add(1);
             match one {
                 Some(ProxyOverride::Proxy(proxy)) => {
-                    return Some(ProxyChoice { proxy: proxy.clone(), exempt: &self.local });
+                    return Some(ProxyChoice { proxy: proxy.clone(), exempt: &self.local, is_default: false });
                 }
                 Some(ProxyOverride::Direct) => direct = direct.saturating_add(1),
                 None => {}
@@ -373,7 +382,7 @@ impl UpstreamProxies {
         }
         let is_exempt = |one: &NoProxy| matches!(one, NoProxy::Host(pattern) if pattern.matches(host));
         let proxy = self.default.as_ref().filter(|_| !self.no_proxy.iter().any(is_exempt))?;
-        Some(ProxyChoice { proxy: proxy.clone(), exempt: &self.no_proxy })
+        Some(ProxyChoice { proxy: proxy.clone(), exempt: &self.no_proxy, is_default: true })
     }
 }
 

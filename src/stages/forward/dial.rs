@@ -162,7 +162,7 @@ async fn connect_to_proxy<P>(at: &[SocketAddr], permits: &impl Fn() -> Option<P>
 }
 
 /// Races attempts, which start one after the other. Each one needs a permit and joins later if there is none. If all fail, returns
-/// the greatest failure. One that `ends` the race is the last.
+/// the greatest failure. After one that `ends` the race, no other attempt starts.
 async fn race<T: Copy, P, S, E: Ord, F: Future<Output = Result<S, E>>>(
     mut waiting: impl ExactSizeIterator<Item = T>,
     permits: impl Fn() -> Option<P>,
@@ -170,7 +170,7 @@ async fn race<T: Copy, P, S, E: Ord, F: Future<Output = Result<S, E>>>(
 ) -> Result<(S, T, P), Option<E>> {
     let attempt = |one, permit| attempt(open(one), one, permit);
     let mut running = FuturesUnordered::new();
-    let mut reported = None;
+    let (mut reported, mut has_ended) = (None, false);
     let (Some(one), Some(permit)) = (waiting.next(), permits()) else { return Err(None) };
     running.push(attempt(one, permit));
     let mut next_joins = Instant::now() + STAGGER;
@@ -179,17 +179,18 @@ async fn race<T: Copy, P, S, E: Ord, F: Future<Output = Result<S, E>>>(
             done = running.next() => match done {
                 Some(Ok(connected)) => return Ok(connected),
                 // An attempt failed, so the next one starts immediately.
-                Some(Err(failure)) if ends(&failure) => return Err(Some(failure)),
                 Some(Err(failure)) => {
+                    has_ended |= ends(&failure);
                     reported = reported.max(Some(failure));
                     next_joins = Instant::now();
                 }
+                None if has_ended => return Err(reported),
                 None => match waiting.next().zip(permits()) {
                     Some((one, permit)) => running.push(attempt(one, permit)),
                     None => return Err(reported),
                 },
             },
-            () = sleep_until(next_joins), if waiting.len() > 0 => {
+            () = sleep_until(next_joins), if waiting.len() > 0 && !has_ended => {
                 if let Some(permit) = permits() {
                     running.extend(waiting.next().map(|one| attempt(one, permit)));
                 }

@@ -309,7 +309,7 @@ impl Resolver {
         record.can_be_written().await?;
         self.check_name(policy, admitted, record).await?;
         let proxies = self.look_up_proxies(policy, record).await?;
-        self.check_own_names(admitted, &proxies, record)?;
+        self.check_own_names(policy, admitted, &proxies, record)?;
         if let Some(pinned) = self.pin_name(policy, admitted, &proxies, record)? {
             return Ok(pinned);
         }
@@ -336,7 +336,7 @@ impl Resolver {
     ) -> Verdict<PinnedTarget> {
         check_target(admitted, pinned)?;
         let proxies = self.look_up_proxies(policy, record).await?;
-        self.check_own_names(admitted, &proxies, record)?;
+        self.check_own_names(policy, admitted, &proxies, record)?;
         if let Some(pinned) = self.pin_name(policy, admitted, &proxies, record)? {
             return Ok(pinned);
         }
@@ -347,12 +347,12 @@ impl Resolver {
         self.pin_addresses(policy, admitted, (pinned.addresses.clone(), &proxies), record)
     }
 
-    /// Checks whether a newer policy allows the addresses of an open tunnel, without a DNS query for its target.
+    /// Checks whether a newer policy allows the addresses of an open tunnel, without a DNS query.
     ///
     /// # Errors
-    /// As [`Self::recheck`]; [`Deny::AddressNotAllowed`] if the addresses are not known, and the policy requires that they are
+    /// [`Deny::AuthorityMismatch`], [`Deny::LoopDetected`]; [`Deny::AddressNotAllowed`] if the addresses are not known, and the policy requires that they are
     /// checked.
-    pub async fn check_open(
+    pub fn check_open(
         &self,
         policy: &Policy,
         admitted: &Admitted,
@@ -360,8 +360,8 @@ impl Resolver {
         record: &mut Record,
     ) -> Verdict<()> {
         check_target(admitted, pinned)?;
-        let proxies = self.look_up_proxies(policy, record).await?;
-        self.check_own_names(admitted, &proxies, record)?;
+        let proxies = self.known_proxies(policy);
+        self.check_own_names(policy, admitted, &proxies, record)?;
         if !pinned.is_resolved_by_proxy() {
             return self.check_addresses(policy, admitted, (&pinned.addresses, &proxies), record);
         }

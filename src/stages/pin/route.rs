@@ -1,15 +1,14 @@
 //! The way to a pinned target: directly, or through an upstream proxy.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use parking_lot::RwLock;
-use tokio::time::timeout;
 
 use super::lookup::LookupFailure;
-use super::{PinnedTarget, Resolver};
+use super::{OwnPlace, PinnedTarget, Resolver};
 use crate::audit::record::Record;
 use crate::model::host::Host;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -75,7 +74,7 @@ impl OwnServerRoute {
 }
 
 /// An upstream proxy with its addresses.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub(super) struct KnownProxy {
     host: Host,
     port: u16,
@@ -83,9 +82,16 @@ pub(super) struct KnownProxy {
     addresses: Vec<SocketAddr>,
     /// Those of earlier answers too, newest first: a name may have different ones at different times.
     seen: Vec<SocketAddr>,
+    /// The time until which the name is not looked up again, after that has failed.
+    usable_until: Option<Instant>,
 }
 
 impl KnownProxy {
+    fn new(host: &Host, port: u16, ips: Vec<IpAddr>) -> Self {
+        let addresses: Vec<_> = ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+        Self { host: host.clone(), port, seen: addresses.clone(), addresses, usable_until: None }
+    }
+
     /// Returns true if the proxy is or was at the address.
     pub(super) fn is_at(&self, address: SocketAddr) -> bool {
         self.seen.iter().any(|at| super::is_served_at(address, *at))
@@ -96,7 +102,7 @@ impl KnownProxy {
     }
 }
 
-/// The upstream proxies of a recent policy, with what is known of their addresses.
+/// The upstream proxies that were resolved lately. Those of the latest lookups come last.
 #[derive(Default)]
 pub(super) struct KnownProxies(RwLock<Vec<KnownProxy>>);
 
@@ -105,22 +111,52 @@ impl KnownProxies {
         self.0.read().iter().find(|proxy| proxy.is_named(host, port)).cloned()
     }
 
-    fn replace(&self, proxies: &[KnownProxy]) {
-        if *self.0.read() != proxies {
-            *self.0.write() = proxies.to_vec();
+    /// Stores new addresses, and returns them with those that were seen before.
+    fn store(&self, mut new: KnownProxy) -> KnownProxy {
+        let mut known = self.0.write();
+        if let Some(at) = known.iter().position(|proxy| proxy.is_named(&new.host, new.port)) {
+            let earlier = known.remove(at).seen.into_iter().filter(|address| !new.addresses.contains(address));
+            new.seen.extend(earlier);
+            new.seen.truncate(MAX_SEEN.max(new.addresses.len()));
+        } else if known.len() >= MAX_KNOWN {
+            known.remove(0);
         }
+        known.push(new.clone());
+        new
+    }
+
+    /// Lets the addresses of a proxy be used for a while without another lookup. Returns them, if there are some.
+    fn keep(&self, host: &Host, port: u16) -> Option<KnownProxy> {
+        let mut known = self.0.write();
+        let proxy = known.iter_mut().find(|proxy| proxy.is_named(host, port))?;
+        proxy.usable_until = Some(Instant::now() + RETRY_AFTER);
+        Some(proxy.clone())
     }
 }
 
-/// The most addresses of a proxy that are remembered.
+/// The most proxies that are remembered, and the most addresses of each.
+const MAX_KNOWN: usize = 256;
 const MAX_SEEN: usize = 32;
-/// The longest wait for a new answer while the addresses of an earlier one are known.
-const REFRESH_WAIT: Duration = Duration::from_secs(1);
+/// The time for which the earlier addresses of a proxy are used after a lookup has failed. Each lookup may take the whole
+/// `dns.timeout`.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// Returns the upstream proxy for a destination, if it resolves the name.
 pub(super) fn proxy_that_resolves<'p>(policy: &'p Policy, admitted: &Admitted) -> Option<ProxyChoice<'p>> {
     let host = admitted.target().host();
     policy.upstream_proxy(admitted.allowed(), host).filter(|choice| policy.is_resolved_by(&choice.proxy, host))
+}
+
+/// Returns the upstream proxies of a policy, without those at the same place.
+fn distinct(policy: &Policy) -> Vec<&Arc<UpstreamProxy>> {
+    let mut distinct: Vec<&Arc<UpstreamProxy>> = Vec::new();
+    for proxy in policy.upstream_proxies() {
+        let (host, port) = (&proxy.address().host, proxy.address().port);
+        if !distinct.iter().any(|other| other.address().host == *host && other.address().port == port) {
+            distinct.push(proxy);
+        }
+    }
+    distinct
 }
 
 impl Resolver {
@@ -130,7 +166,10 @@ impl Resolver {
     /// # Errors
     /// [`Fail::UpstreamProxyFailed`] and [`Fail::Overloaded`].
     pub(super) async fn look_up_proxies(&self, policy: &Policy, record: &mut Record) -> Verdict<Vec<KnownProxy>> {
-        let proxies = policy.upstream_proxies();
+        if policy.upstream_proxies().is_empty() {
+            return Ok(Vec::new());
+        }
+        let proxies = distinct(policy);
         let found = join_all(proxies.iter().map(|proxy| self.look_up_proxy(policy, proxy))).await;
         let mut known = Vec::with_capacity(found.len());
         for (proxy, found) in proxies.iter().zip(found) {
@@ -142,8 +181,21 @@ impl Resolver {
                 other => other,
             })?);
         }
-        self.proxies.replace(&known);
         Ok(known)
+    }
+
+    /// Returns what is known of the upstream proxies without a lookup.
+    pub(super) fn known_proxies(&self, policy: &Policy) -> Vec<KnownProxy> {
+        let known = |proxy: &Arc<UpstreamProxy>| {
+            let (host, port) = (&proxy.address().host, proxy.address().port);
+            let fixed = match host {
+                Host::Ip(ip) => Some(vec![*ip]),
+                Host::Name(name) => policy.hosts_override(name).map(<[IpAddr]>::to_vec),
+            };
+            let stored = if fixed.is_none() { self.proxies.get(host, port) } else { None };
+            stored.unwrap_or_else(|| KnownProxy::new(host, port, fixed.unwrap_or_default()))
+        };
+        distinct(policy).into_iter().map(known).collect()
     }
 
     /// Returns the addresses of an upstream proxy.
@@ -154,30 +206,29 @@ impl Resolver {
         Ok(self.look_up_proxy(policy, proxy).await?.addresses)
     }
 
-    /// Resolves the name of an upstream proxy. While that fails or takes long, the addresses that it had are used.
+    /// Resolves the name of an upstream proxy. While that fails, the addresses that it had are used.
     ///
     /// # Errors
     /// [`Fail::UpstreamProxyFailed`] and [`Fail::Overloaded`].
     pub(super) async fn look_up_proxy(&self, policy: &Policy, proxy: &UpstreamProxy) -> Verdict<KnownProxy> {
         let (host, port) = (&proxy.address().host, proxy.address().port);
         let known = self.proxies.get(host, port);
-        let lookup = self.addresses(policy, host, None);
-        let found = match &known {
-            Some(_) => timeout(REFRESH_WAIT, lookup).await.unwrap_or(Err(LookupFailure::Overloaded)),
-            None => lookup.await,
-        };
-        let failure = match found {
+        let is_usable = |known: &KnownProxy| known.usable_until.is_some_and(|until| Instant::now() < until);
+        if let Some(known) = known.as_ref().filter(|known| is_usable(known)) {
+            return Ok(known.clone());
+        }
+        let failure = match self.addresses(policy, host, None).await {
             Ok(found) if !found.is_empty() => {
-                let addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-                let earlier = known.map(|known| known.seen).unwrap_or_default();
-                let earlier = earlier.into_iter().filter(|address| !addresses.contains(address));
-                let seen = addresses.iter().copied().chain(earlier).take(MAX_SEEN.max(addresses.len())).collect();
-                return Ok(KnownProxy { host: host.clone(), port, addresses, seen });
+                let found = KnownProxy::new(host, port, found);
+                let is_new = known
+                    .as_ref()
+                    .is_none_or(|known| known.addresses != found.addresses || known.usable_until.is_some());
+                return Ok(if is_new { self.proxies.store(found) } else { known.unwrap_or(found) });
             }
             Ok(_) | Err(LookupFailure::Dns(_)) => Fail::UpstreamProxyFailed,
             Err(LookupFailure::Overloaded) => Fail::Overloaded,
         };
-        known.ok_or(failure.into())
+        self.proxies.keep(host, port).ok_or(failure.into())
     }
 
     /// Checks that a target is not named like an upstream proxy, or like a server of the proxy's own. Its addresses may be unknown
@@ -187,16 +238,20 @@ impl Resolver {
     /// [`Deny::AddressNotAllowed`].
     pub(super) fn check_own_names(
         &self,
+        policy: &Policy,
         admitted: &Admitted,
         proxies: &[KnownProxy],
         record: &mut Record,
     ) -> Verdict<()> {
         let (host, port) = (admitted.target().host(), admitted.target().port());
+        let is_left_to_proxy = !proxies.is_empty() && proxy_that_resolves(policy, admitted).is_some();
         let is_proxy = proxies.iter().any(|known| known.is_named(host, port));
         let own_rule = || {
             let servers = self.own_servers.read();
-            let named = servers.iter().find(|(_, place)| place.host == *host && place.port == port);
-            named.map(|(server, _)| server.rule())
+            let mut named = servers.iter().filter(|(_, place)| place.host == *host && place.port == port);
+            // Otherwise its addresses decide.
+            let is_unknown = |place: &OwnPlace| place.addresses.is_empty() || is_left_to_proxy;
+            named.find(|(_, place)| is_unknown(place)).map(|(server, _)| server.rule())
         };
         let Some(rule) = is_proxy.then_some(PROXY_RULE).or_else(own_rule) else { return Ok(()) };
         record.rule(rule);
