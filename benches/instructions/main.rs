@@ -11,12 +11,17 @@
 //! - `--update`: stores the figure in `figure.toml`;
 //! - `--exeat PATH`: the binary to measure, instead of the one that cargo has built for this benchmark;
 //! - `--requests N` (1000): the number of counted requests; `--runs N` (1): the number of measurements. The figure is
-//!   their median.
+//!   their median;
+//! - `--keep FILE`: keeps the counts of the last run by function, for `callgrind_annotate`. The binary needs its symbols
+//!   (`CARGO_PROFILE_DIST_STRIP=none`).
 //!
-//! The figure depends on the compiler, the profile, and the CPU features that valgrind emulates: the cryptography chooses
-//! its code by them, and valgrind has no SHA extensions, for example. It depends little on the load of the machine. The
-//! head of the audit log is written every 100 ms, so a request that takes longer has a larger share of that. Callgrind
-//! runs one thread at a time, and the client sends one request at a time, so there is little contention.
+//! The figure depends on the compiler, the profile, and the CPU features that valgrind emulates: the cryptography
+//! chooses its code by them, and valgrind has no SHA extensions, for example. Builds of almost the same source differ
+//! by a few percent, because the linker decides anew what to inline, and runs of one build by one or two: the positions
+//! at which the scanner looks for credentials are chosen at random at each start. It depends little on the load of the
+//! machine. The head of the audit log is written every 100 ms, so a request that takes longer has a larger share of
+//! that. Callgrind runs one thread at a time, and the client sends one request at a time, so there is little
+//! contention.
 
 #![allow(
     clippy::unwrap_used,
@@ -71,6 +76,7 @@ struct Options {
     exeat: PathBuf,
     requests: usize,
     runs: usize,
+    keep: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -101,13 +107,14 @@ fn main() -> ExitCode {
 
 fn options(mut args: impl Iterator<Item = String>) -> Options {
     let exeat = env!("CARGO_BIN_EXE_exeat").into();
-    let mut options = Options { action: Action::Print, exeat, requests: 1_000, runs: 1 };
+    let mut options = Options { action: Action::Print, exeat, requests: 1_000, runs: 1, keep: None };
     while let Some(name) = args.next() {
         let mut value = || args.next().unwrap_or_else(|| panic!("{name} needs a value"));
         match name.as_str() {
             "--check" => options.action = Action::Check,
             "--update" => options.action = Action::Update,
             "--exeat" => options.exeat = fs::canonicalize(value()).expect("the binary exists"),
+            "--keep" => options.keep = Some(value().into()),
             "--requests" => options.requests = value().parse().expect("a number of requests"),
             "--runs" => options.runs = value().parse().expect("a number of runs"),
             other => panic!("unknown option {other}; the options are at the top of benches/instructions/main.rs"),
@@ -147,17 +154,17 @@ impl Lab {
 
 /// Returns the instructions per request.
 fn measure_once(lab: &Lab, options: &Options) -> u64 {
-    let before = instructions(lab, &options.exeat, WARM_UP);
-    let after = instructions(lab, &options.exeat, WARM_UP + options.requests);
+    let before = instructions(lab, options, WARM_UP);
+    let after = instructions(lab, options, WARM_UP + options.requests);
     after.checked_sub(before).expect("more requests take more instructions") / options.requests as u64
 }
 
 /// Returns the instructions of a whole run of exeat that serves this number of requests.
-fn instructions(lab: &Lab, exeat: &Path, requests: usize) -> u64 {
-    let proxy = Proxy::start(lab, exeat);
+fn instructions(lab: &Lab, options: &Options, requests: usize) -> u64 {
+    let proxy = Proxy::start(lab, &options.exeat);
     let done = runtime().block_on(async { tokio::time::timeout(TIMEOUT, load(lab, proxy.port, requests)).await });
     done.expect("the requests are done in time").unwrap_or_else(|failure| panic!("{failure}"));
-    proxy.stop()
+    proxy.stop(options.keep.as_deref())
 }
 
 /// Sends requests one after the other on one intercepted connection.
@@ -220,7 +227,7 @@ impl Proxy {
     }
 
     /// Stops exeat and returns the instructions that it has executed.
-    fn stop(mut self) -> u64 {
+    fn stop(mut self, keep: Option<&Path>) -> u64 {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
         kill_process(pid, Signal::TERM).unwrap();
         let until = Instant::now() + TIMEOUT;
@@ -234,6 +241,9 @@ impl Proxy {
         let status = self.child.wait().unwrap();
         assert!(status.success(), "exeat ends with {status}: {}", self.log());
         let counts = fs::read_to_string(self.dir.path().join(COUNTS)).unwrap();
+        if let Some(file) = keep {
+            fs::write(file, &counts).unwrap();
+        }
         let totals = counts.lines().find_map(|line| line.strip_prefix("totals:")).expect("callgrind counts");
         totals.trim().parse().unwrap()
     }
