@@ -17,6 +17,7 @@ use crate::policy::settings::{Interception, ProxyListener, Settings};
 use crate::tls::authority::Authority;
 
 /// Returns true for a variable that names a proxy.
+#[cfg(target_os = "linux")]
 pub(super) fn names_proxy(variable: &str) -> bool {
     PROXY_VARIABLES.contains(&variable) || CLIENT_PROXY_VARIABLES.contains(&variable)
 }

@@ -85,7 +85,6 @@ pub(super) async fn run(
         // The addresses of a tunnel are checked again for each request, because other rules or a newer policy may apply
         // to it than to the tunnel.
         Some(pin) => {
-            // Not within `recheck`, which also checks open tunnels under a new policy.
             record.enter(Stage::Pin);
             approved.within_time_limit(&counts, services.resolver.recheck(&policy, admitted, pin, record)).await?
         }

@@ -27,6 +27,8 @@ const UNKNOWN: &str = "unknown.invalid";
 pub struct UpstreamProxy {
     /// The section of its keys in the configuration.
     section: String,
+    /// The source of the URL, if that is not known.
+    source: Option<String>,
     address: ProxyAddress,
     login: Option<Login>,
     resolves: bool,
@@ -166,14 +168,19 @@ impl Login {
     /// Returns the value of `Proxy-Authorization` (RFC 7617 §2).
     #[must_use]
     pub fn basic(&self) -> Zeroizing<String> {
+        let mut value = Zeroizing::new(String::with_capacity(8 * MAX_LOGIN));
+        value.push_str("Basic ");
+        STANDARD.encode_string(&*self.pair(), &mut value);
+        value
+    }
+
+    /// Returns `USER:PASSWORD`.
+    fn pair(&self) -> Zeroizing<Vec<u8>> {
         let mut pair = Zeroizing::new(Vec::with_capacity(2 * MAX_LOGIN + 1));
         pair.extend_from_slice(self.user.as_bytes());
         pair.push(b':');
         pair.extend_from_slice(self.password.expose());
-        let mut value = Zeroizing::new(String::with_capacity(8 * MAX_LOGIN));
-        value.push_str("Basic ");
-        STANDARD.encode_string(&*pair, &mut value);
-        value
+        pair
     }
 
     /// Returns the message with the user and the password of SOCKS5 (RFC 1929 §2).
@@ -191,7 +198,7 @@ impl Login {
 
 impl UpstreamProxy {
     pub(super) fn new(section: String, address: ProxyAddress, login: Option<Login>, resolves: bool) -> Self {
-        Self { section, address, login, resolves }
+        Self { section, source: None, address, login, resolves }
     }
 
     /// Returns the section of its keys in the configuration, such as `upstream`.
@@ -201,20 +208,18 @@ impl UpstreamProxy {
     }
 
     /// Creates the proxy of a URL that this machine does not have, for checks of a configuration for another machine.
-    pub(super) fn unknown(section: String, resolves: bool) -> Option<Self> {
+    pub(super) fn unknown(section: String, source: String, resolves: bool) -> Option<Self> {
         let host = Host::parse(UNKNOWN).ok()?;
         let address = ProxyAddress { protocol: ProxyProtocol::Http, host, port: 1 };
-        Some(Self { section, address, login: None, resolves })
+        Some(Self { section, source: Some(source), address, login: None, resolves })
     }
 
     /// Returns the proxy as the end of a sentence.
     #[must_use]
     pub fn describe(&self) -> String {
-        let is_unknown = self.address.host.name().is_some_and(|name| name.as_str() == UNKNOWN);
-        if is_unknown {
-            format!("of {}.proxy, whose URL is not known here", self.section)
-        } else {
-            self.address.to_string()
+        match &self.source {
+            Some(source) => format!("of {source}, whose URL is not known here"),
+            None => format!("{}://{}", self.address.protocol.scheme(), self.address),
         }
     }
 
@@ -230,18 +235,18 @@ impl UpstreamProxy {
         self.login.as_ref()
     }
 
-    /// Returns true if a text contains the password, as it is, percent-encoded, or in the credentials of `Basic`. Passwords of less
-    /// than eight bytes are not searched for.
+    /// Returns true if a text contains the password, as it is or percent-encoded, or the user with it, also as credentials of
+    /// `Basic`. Passwords of less than eight bytes alone are not searched for.
     #[must_use]
     pub fn is_revealed_by(&self, text: &[u8]) -> bool {
-        let login = self.login.as_ref().filter(|login| login.password.expose().len() >= MIN_SEARCHED);
-        login.is_some_and(|login| {
+        self.login.as_ref().is_some_and(|login| {
             let decoded = Zeroizing::new(percent_decode(text).collect::<Vec<u8>>());
-            let basic = login.basic();
-            let (password, basic) = (login.password.expose(), basic.trim_start_matches("Basic ").trim_end_matches('='));
-            [text, &decoded]
-                .iter()
-                .any(|text| memmem::find(text, password).is_some() || memmem::find(text, basic.as_bytes()).is_some())
+            let (basic, pair) = (login.basic(), login.pair());
+            let basic = basic.trim_start_matches("Basic ").trim_end_matches('=').as_bytes();
+            let password = Some(login.password.expose()).filter(|password| password.len() >= MIN_SEARCHED);
+            let searched = [Some(pair.as_slice()), Some(basic), password];
+            let is_in = |text: &[u8]| searched.iter().flatten().any(|one| memmem::find(text, one).is_some());
+            is_in(text) || is_in(&decoded)
         })
     }
 

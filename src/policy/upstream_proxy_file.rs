@@ -230,7 +230,8 @@ impl RawUpstreamProxy {
                 }
                 Err(why) => {
                     self.unread("proxy", &why, (context, findings));
-                    let unknown = UpstreamProxy::unknown(self.path.clone(), resolves).filter(|_| context.is_offline);
+                    let unknown = UpstreamProxy::unknown(self.path.clone(), source.to_string(), resolves)
+                        .filter(|_| context.is_offline);
                     return unknown.map(|proxy| ProxyOverride::Proxy(Arc::new(proxy)));
                 }
             },

@@ -66,7 +66,7 @@ fn compare(what: &str, old: &Limits, new: &Limits, changes: &mut Changes) {
 /// Returns the ways that connections leave by, by their key in the configuration.
 fn routes(policy: &Policy) -> BTreeMap<String, String> {
     let proxies = &policy.upstream_proxies;
-    let text = |proxy: &UpstreamProxy| format!("through {}://{}", proxy.address().protocol.scheme(), proxy.address());
+    let text = |proxy: &UpstreamProxy| format!("through the proxy {}", proxy.describe());
     let mut routes = BTreeMap::new();
     if let Some(proxy) = &proxies.default {
         routes.insert("upstream.proxy".to_owned(), text(proxy));

@@ -77,18 +77,18 @@ pub(crate) async fn connect(
     let Sockets { first, quota, execution } = sockets;
     let first = Mutex::new(Some(first));
     let permits = || first.lock().take().or_else(|| quota.try_acquire(Some(execution)));
-    let is_proxy_reached = AtomicBool::new(false);
-    let dialed = timeout(within, dial(pinned.destination(), &permits, (tls, &is_proxy_reached))).await;
+    let progress = Progress::default();
+    let dialed = timeout(within, dial(pinned.destination(), &permits, (tls, &progress))).await;
     match dialed {
         Ok(Ok(((stream, early), address, permit))) => {
             Ok((OriginStream { stream, early, _permit: Some(permit) }, address))
         }
         Ok(Err(DialError::Refused)) => Err(Fail::ConnectFailed.into()),
         Ok(Err(DialError::Proxy(failure))) => Err(record.upstream_proxy_failed(failure)),
-        Err(_) if pinned.upstream_proxy().is_some() && !is_proxy_reached.into_inner() => {
-            Err(record.upstream_proxy_failed(UpstreamProxyFailure::Unreachable))
-        }
-        Err(_) => Err(record.transfer_counts().reached(ExchangeLimit::Connect(within))),
+        Err(_) => Err(match progress.failure().filter(|_| pinned.upstream_proxy().is_some()) {
+            Some(failure) => record.upstream_proxy_failed(failure),
+            None => record.transfer_counts().reached(ExchangeLimit::Connect(within)),
+        }),
     }
 }
 
@@ -101,8 +101,8 @@ pub async fn connect_own_server(
     tls: &TlsConnector,
     within: Duration,
 ) -> io::Result<OriginStream> {
-    let is_proxy_reached = AtomicBool::new(false);
-    let dialed = timeout(within, dial(route.destination(), &|| Some(()), (tls, &is_proxy_reached))).await;
+    let progress = Progress::default();
+    let dialed = timeout(within, dial(route.destination(), &|| Some(()), (tls, &progress))).await;
     match dialed.map_err(|_| io::ErrorKind::TimedOut)? {
         Ok(((stream, early), ..)) => Ok(OriginStream { stream, early, _permit: None }),
         Err(DialError::Refused) => Err(io::ErrorKind::ConnectionRefused.into()),
@@ -110,11 +110,32 @@ pub async fn connect_own_server(
     }
 }
 
+/// What is known of the upstream proxy if a dial takes too long.
+#[derive(Default)]
+struct Progress {
+    is_reached: AtomicBool,
+    /// The greatest failure so far.
+    noted: Mutex<Option<UpstreamProxyFailure>>,
+}
+
+impl Progress {
+    fn note(&self, failure: UpstreamProxyFailure) {
+        let mut noted = self.noted.lock();
+        *noted = noted.max(Some(failure));
+    }
+
+    /// Returns the failure to report, unless the proxy was reached and merely has not answered.
+    fn failure(&self) -> Option<UpstreamProxyFailure> {
+        let is_reached = self.is_reached.load(Ordering::Relaxed);
+        self.noted.lock().or_else(|| (!is_reached).then_some(UpstreamProxyFailure::Unreachable))
+    }
+}
+
 /// Connects directly or through the upstream proxy.
 async fn dial<P>(
     Destination { target, addresses, via }: Destination<'_>,
     permits: &impl Fn() -> Option<P>,
-    (tls, is_proxy_reached): (&TlsConnector, &AtomicBool),
+    (tls, progress): (&TlsConnector, &Progress),
 ) -> Result<(Tunnel, Option<SocketAddr>, P), DialError> {
     let Some(via) = via else {
         let addresses = interleaved(addresses).into_iter().take(MAX_DIALED);
@@ -129,8 +150,9 @@ async fn dial<P>(
     let open = |asked: Option<SocketAddr>| async move {
         let literal = asked.map(|address| Host::Ip(address.ip()));
         let stream = connect_to_proxy(&via.at, permits).await.ok_or(UpstreamProxyFailure::Unreachable)?;
-        is_proxy_reached.store(true, Ordering::Relaxed);
-        open_tunnel(stream, (&via.proxy, tls), (literal.as_ref().unwrap_or(target.0), port)).await
+        progress.is_reached.store(true, Ordering::Relaxed);
+        let opened = open_tunnel(stream, (&via.proxy, tls), (literal.as_ref().unwrap_or(target.0), port)).await;
+        opened.inspect_err(|failure| progress.note(*failure))
     };
     let tunnels = race(asked.into_iter().take(MAX_PROXIED), permits, (open, |failure| failure.is_of_proxy())).await;
     // Without a permit, no attempt has failed.
@@ -156,9 +178,21 @@ pub async fn try_upstream_proxy(
 /// Connects to an upstream proxy. The caller has the permit for one socket; further ones need their own.
 async fn connect_to_proxy<P>(at: &[SocketAddr], permits: &impl Fn() -> Option<P>) -> Option<TcpStream> {
     let addresses = interleaved(at).into_iter().take(MAX_PROXIED);
-    let has_first = AtomicBool::new(true);
-    let permits = || if has_first.swap(false, Ordering::Relaxed) { Some(None) } else { permits().map(Some) };
+    let is_first_free = AtomicBool::new(true);
+    let permits = || {
+        let is_free = is_first_free.swap(false, Ordering::Relaxed);
+        if is_free { Some(Either::Left(Borrowed(&is_first_free))) } else { permits().map(Either::Right) }
+    };
     race(addresses, permits, (open, |_| false)).await.ok().map(|(stream, ..)| stream)
+}
+
+/// The use of a permit that the caller has. It is free again once this is dropped.
+struct Borrowed<'p>(&'p AtomicBool);
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Races attempts, which start one after the other. Each one needs a permit and joins later if there is none. If all fail, returns

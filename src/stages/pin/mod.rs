@@ -168,8 +168,9 @@ pub enum OwnServer {
 /// Returns true if an address leads to a server.
 fn is_served_at(address: SocketAddr, server: SocketAddr) -> bool {
     let (address, server) = (canonical(address), canonical(server));
-    let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));
-    server == address || (server.port() == address.port() && here)
+    // The last two bind a socket, so they are asked last.
+    let here = || (address.ip().is_unspecified() || is_local(address.ip())) && is_local(server.ip());
+    server == address || (server.port() == address.port() && here())
 }
 
 impl OwnServer {
@@ -408,8 +409,15 @@ impl Resolver {
         let addresses = if is_left_to_proxy { Vec::new() } else { self.addresses(policy, host, None).await? };
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         if server.is_denied() {
-            let place = OwnPlace { host: host.clone(), port, addresses: addresses.clone() };
-            self.own_servers.write().insert(server, place);
+            let mut place = OwnPlace { host: host.clone(), port, addresses: addresses.clone() };
+            let mut servers = self.own_servers.write();
+            if let Some(before) = servers.remove(&server)
+                && place.addresses.is_empty()
+                && (&before.host, before.port) == (host, port)
+            {
+                place.addresses = before.addresses;
+            }
+            servers.insert(server, place);
         }
         let via = match choice {
             None => None,

@@ -102,7 +102,7 @@ impl KnownProxy {
     }
 }
 
-/// The upstream proxies that were resolved lately. Those of the latest lookups come last.
+/// The upstream proxies that were resolved lately. Those whose addresses have changed last come last.
 #[derive(Default)]
 pub(super) struct KnownProxies(RwLock<Vec<KnownProxy>>);
 
@@ -111,7 +111,7 @@ impl KnownProxies {
         self.0.read().iter().find(|proxy| proxy.is_named(host, port)).cloned()
     }
 
-    /// Stores new addresses, and returns them with those that were seen before.
+    /// Stores the addresses of a new answer, and returns them with those that were seen before.
     fn store(&self, mut new: KnownProxy) -> KnownProxy {
         let mut known = self.0.write();
         if let Some(at) = known.iter().position(|proxy| proxy.is_named(&new.host, new.port)) {
@@ -145,6 +145,14 @@ const RETRY_AFTER: Duration = Duration::from_secs(30);
 pub(super) fn proxy_that_resolves<'p>(policy: &'p Policy, admitted: &Admitted) -> Option<ProxyChoice<'p>> {
     let host = admitted.target().host();
     policy.upstream_proxy(admitted.allowed(), host).filter(|choice| policy.is_resolved_by(&choice.proxy, host))
+}
+
+/// Returns the addresses of a host that needs no lookup.
+fn fixed_addresses(policy: &Policy, host: &Host) -> Option<Vec<IpAddr>> {
+    match host {
+        Host::Ip(ip) => Some(vec![*ip]),
+        Host::Name(name) => policy.hosts_override(name).map(<[IpAddr]>::to_vec),
+    }
 }
 
 /// Returns the upstream proxies of a policy, without those at the same place.
@@ -188,12 +196,10 @@ impl Resolver {
     pub(super) fn known_proxies(&self, policy: &Policy) -> Vec<KnownProxy> {
         let known = |proxy: &Arc<UpstreamProxy>| {
             let (host, port) = (&proxy.address().host, proxy.address().port);
-            let fixed = match host {
-                Host::Ip(ip) => Some(vec![*ip]),
-                Host::Name(name) => policy.hosts_override(name).map(<[IpAddr]>::to_vec),
-            };
-            let stored = if fixed.is_none() { self.proxies.get(host, port) } else { None };
-            stored.unwrap_or_else(|| KnownProxy::new(host, port, fixed.unwrap_or_default()))
+            match fixed_addresses(policy, host) {
+                Some(fixed) => KnownProxy::new(host, port, fixed),
+                None => self.proxies.get(host, port).unwrap_or_else(|| KnownProxy::new(host, port, Vec::new())),
+            }
         };
         distinct(policy).into_iter().map(known).collect()
     }
@@ -212,6 +218,9 @@ impl Resolver {
     /// [`Fail::UpstreamProxyFailed`] and [`Fail::Overloaded`].
     pub(super) async fn look_up_proxy(&self, policy: &Policy, proxy: &UpstreamProxy) -> Verdict<KnownProxy> {
         let (host, port) = (&proxy.address().host, proxy.address().port);
+        if let Some(fixed) = fixed_addresses(policy, host).filter(|fixed| !fixed.is_empty()) {
+            return Ok(KnownProxy::new(host, port, fixed));
+        }
         let known = self.proxies.get(host, port);
         let is_usable = |known: &KnownProxy| known.usable_until.is_some_and(|until| Instant::now() < until);
         if let Some(known) = known.as_ref().filter(|known| is_usable(known)) {

@@ -78,10 +78,14 @@ async fn explain_and_diff_say_what_the_proxy_changes() {
     let config =
         |upstream: &str| format!("[upstream]\nproxy = \"http://proxy.test:3128\"\n{upstream}\n{}", lab::allow_api(443));
     let rows = [
-        ("", "every address checked", Some("proxy.test:3128, unless all addresses are in upstream.no_proxy")),
-        ("no_proxy = []", "every address checked", Some("through the upstream proxy proxy.test:3128\n")),
+        ("", "every address checked", Some("http://proxy.test:3128, unless all addresses are in upstream.no_proxy")),
+        ("no_proxy = []", "every address checked", Some("through the upstream proxy http://proxy.test:3128\n")),
         ("no_proxy = [\"*.test\"]", "every address checked", None),
-        ("resolve = \"proxy\"", "its addresses are not checked", Some("through the upstream proxy proxy.test:3128\n")),
+        (
+            "resolve = \"proxy\"",
+            "its addresses are not checked",
+            Some("through the upstream proxy http://proxy.test:3128\n"),
+        ),
     ];
     for (upstream, pin, dial) in rows {
         write(&builder, &config(upstream));
@@ -99,12 +103,17 @@ async fn explain_and_diff_say_what_the_proxy_changes() {
         (
             config(""),
             other,
-            "upstream.proxy: through http://other.test:3128; was through http://proxy.test:3128",
+            "upstream.proxy: through the proxy http://other.test:3128; was through the proxy http://proxy.test:3128",
             "not: ",
         ),
         (config(""), config("no_proxy = [\"*.test\"]"), "*.test]; was [127.0.0.0/8", "not: "),
         (config(""), own, "integrations.api.upstream: none; was not set", "not: "),
-        (config("").replace("proxy = ", "roots = \"webpki\"\n#"), config(""), "upstream.proxy: through", "not: "),
+        (
+            config("").replace("proxy = ", "roots = \"webpki\"\n#"),
+            config(""),
+            "upstream.proxy: through the proxy",
+            "not: ",
+        ),
     ];
     for (old, new, want, absent) in rows {
         std::fs::write(builder.dir.path().join("old.toml"), builder.config(&old)).unwrap();
@@ -131,6 +140,11 @@ async fn a_run_hides_the_password_of_the_proxy() {
         assert!(!out.contains(hidden), "{hidden}: {out}");
     }
     assert!(said.contains("MIRROR is not passed on"), "{said}");
+    let mut revealing =
+        exeat(dir.path(), &["run", "--upstream-proxy", "env:CORP", "--", "echo", &format!("-p{PASSWORD}")]);
+    revealing.env("CORP", &url);
+    let refused = output(revealing).await;
+    assert!(refused.status.code() == Some(2) && refused.stdout.is_empty(), "{refused:?}");
     let wrong = output(exeat(dir.path(), &["run", "--upstream-proxy", "http://u@p.test:1", "--", "true"])).await;
     let said = super::cli::unbroken(&text(&wrong.stderr));
     assert!(said.contains("--upstream-proxy: missing, although the URL has a user; expected \"env:NAME\""), "{said}");
