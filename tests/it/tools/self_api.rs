@@ -478,7 +478,10 @@ async fn reported_addresses_are_those_that_would_be_dialled() {
     let port = here.api.port();
     for host in ["api.test", "open.test"] {
         let told = here.document(&format!("/v1/self/resolve?host={host}&port={port}")).await;
-        assert_eq!(told, json!({ "host": host, "port": port, "addresses": ["127.0.0.1"] }));
+        assert_eq!(
+            told,
+            json!({ "host": host, "port": port, "addresses": ["127.0.0.1"], "resolved_by_upstream_proxy": false })
+        );
     }
     assert_eq!(here.api.connections(), 0);
     let lines = here.lab.audit().await;
