@@ -9,7 +9,8 @@ use serde::Deserialize;
 const EXPLANATION: &str = "\
 # The instructions of one intercepted keep-alive GET of 1 KiB, and how far a later figure may be above it.
 # They are the median of several runs of the static binary on x86-64 with AVX2. They depend on the compiler, the
-# profile, the C library and the CPU features that valgrind emulates. The command in .ci/run writes this file if it has --update for --check.
+# profile, the C library and the CPU features that valgrind emulates. The command in .ci/run writes this file if it has
+# --update for --check.
 ";
 
 /// The stored figure.

@@ -267,13 +267,20 @@ fn evaluate(
             pass("pin", addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
         }
     }
-    let exempt = |choice: &ProxyChoice<'_>| known.iter().flatten().all(|ip| choice.exempts(*ip));
-    if let Some(choice) = choice.as_ref().filter(|choice| known.is_none() || !exempt(choice)) {
-        let networks = choice.exempt_networks().filter(|_| known.is_none() && resolver.is_none());
-        let unless = networks.map(|networks| format!(", unless all addresses are {networks}")).unwrap_or_default();
-        pass("dial", format!("through the upstream proxy {}{unless}", choice.proxy.describe()));
+    if let Some(step) = choice.as_ref().and_then(|choice| dial_step(choice, known.as_deref(), resolver.is_some())) {
+        pass("dial", step);
     }
     Ok(())
+}
+
+/// Describes the way through an upstream proxy. Returns `None` if the addresses are reached without it.
+fn dial_step(choice: &ProxyChoice<'_>, known: Option<&[IpAddr]>, is_resolved_by_proxy: bool) -> Option<String> {
+    if known.is_some_and(|addresses| addresses.iter().all(|ip| choice.exempts(*ip))) {
+        return None;
+    }
+    let networks = choice.exempt_networks().filter(|_| known.is_none() && !is_resolved_by_proxy);
+    let unless = networks.map(|networks| format!(", unless all addresses are {networks}")).unwrap_or_default();
+    Some(format!("through the upstream proxy {}{unless}", choice.proxy.describe()))
 }
 
 /// Describes the credentials that would be sent and where, never their values.

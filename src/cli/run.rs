@@ -344,14 +344,7 @@ fn set_arguments_and_environment(
     command.env_clear();
     for (name, value) in environment.all() {
         if proxies.iter().any(|proxy| proxy.is_revealed_by(value.as_encoded_bytes())) {
-            let name = name.to_string_lossy();
-            // The others get values of their own, or are hidden anyway.
-            if !env::names_proxy(&name) && !hidden_variables.iter().any(|hidden| *hidden == name) {
-                let name = clean(&name);
-                say(format_args!(
-                    "exeat: the variable {name} is not passed on: it contains the password of the upstream proxy"
-                ));
-            }
+            report_hidden_login(&name.to_string_lossy(), &hidden_variables);
             continue;
         }
         match keys.hide_in(value) {
@@ -376,6 +369,17 @@ fn set_arguments_and_environment(
         command.env_remove(name);
     }
     Ok(())
+}
+
+/// Says that a variable with the password of the upstream proxy is not passed on. Variables that name a proxy get values of their
+/// own, and those of the configuration are hidden anyway.
+fn report_hidden_login(variable: &str, hidden_variables: &[String]) {
+    if !env::names_proxy(variable) && !hidden_variables.iter().any(|hidden| hidden == variable) {
+        let name = clean(variable);
+        say(format_args!(
+            "exeat: the variable {name} is not passed on: it contains the password of the upstream proxy"
+        ));
+    }
 }
 
 /// The configuration of the command's proxy.
@@ -522,8 +526,8 @@ fn put_listener(table: &mut Table, args: &RunArgs) -> bool {
     true
 }
 
-/// Adds the certificates, DNS servers, networks and the upstream proxy that are given by flags. Returns the flag of each by its path in the
-/// configuration.
+/// Adds the certificates, DNS servers, networks and the upstream proxy that are given by flags. Returns the flag of each by its
+/// path in the configuration.
 fn put_network(table: &mut Table, args: &RunArgs) -> Result<HashMap<String, &'static str>, Vec<Problem>> {
     let mut flags = HashMap::new();
     let mut append = |section: &str, key: &str, item: String, flag: &'static str| {

@@ -108,8 +108,7 @@ pub(super) const NO_OWNERS: &str = "the kernel does not say here who owns a sock
      need a token; under systemd, RestrictAddressFamilies needs AF_NETLINK";
 
 /// Checks that upstream proxies and the daemon's own servers can be reached: that of a shared ledger, the log collector and
-/// others. Fetches a token for
-/// each credential that is minted, except by a refresh token, which its endpoint could replace.
+/// others. Fetches a token for each credential that is minted, except by a refresh token, which its endpoint could replace.
 pub async fn find_unreachable(settings: &Settings, policy: Policy, commands: Option<Arc<CommandRunner>>) -> Found {
     let mut found = Found::default();
     // Their problems have been found already.

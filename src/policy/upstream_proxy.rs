@@ -69,7 +69,7 @@ pub(super) struct ProxyUrl {
     pub(super) password: Option<Secret>,
 }
 
-/// Why the URL of an upstream proxy is invalid.
+/// The error of the URL of an upstream proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyUrlError {
     /// The scheme is not known.

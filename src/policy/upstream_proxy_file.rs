@@ -39,7 +39,7 @@ enum RawProxy {
     Source(Source),
 }
 
-/// Who resolves the names of destinations.
+/// The value of `resolve`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Resolve {
     Local,

@@ -42,7 +42,7 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// while it is open.
 pub struct OriginStream {
     stream: Carrier,
-    /// What arrived with the answer of the upstream proxy.
+    /// The bytes that arrived behind the answer of the upstream proxy.
     early: Bytes,
     _permit: Option<Permit>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Sockets<'q> {
     pub(crate) execution: &'q ExecutionId,
 }
 
-/// Why there is no connection.
+/// The error of a dial.
 enum DialError {
     /// No address accepts.
     Refused,
@@ -110,7 +110,7 @@ pub async fn connect_own_server(
     }
 }
 
-/// What is known of the upstream proxy if a dial takes too long.
+/// The state of a dial through an upstream proxy, for one that takes too long.
 #[derive(Default)]
 struct Progress {
     is_reached: AtomicBool,
@@ -300,6 +300,8 @@ fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::Notify;
+
     use super::*;
 
     #[test]
@@ -307,5 +309,52 @@ mod tests {
         let of = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<SocketAddr>>();
         let mixed = interleaved(&of(&["1.1.1.1:1", "1.1.1.2:1", "1.1.1.3:1", "[::1]:1"]));
         assert_eq!(mixed, of(&["[::1]:1", "1.1.1.1:1", "1.1.1.2:1", "1.1.1.3:1"]));
+    }
+
+    /// The second attempt ends the race while the first one still runs.
+    #[tokio::test]
+    async fn an_attempt_that_runs_may_succeed_after_the_race_has_ended() {
+        let (ended, started) = (Notify::new(), Mutex::new(Vec::new()));
+        let open = |one: u8| {
+            started.lock().push(one);
+            let ended = &ended;
+            async move {
+                if one == 1 {
+                    ended.notified().await;
+                    return Ok(one);
+                }
+                ended.notify_one();
+                Err(UpstreamProxyFailure::CredentialsRejected)
+            }
+        };
+        let won = race([1, 2, 3].into_iter(), || Some(()), (open, |_: &UpstreamProxyFailure| true)).await;
+        assert_eq!(won, Ok((1, 1, ())));
+        assert_eq!(*started.lock(), [1, 2]);
+        let alone = race([2, 3].into_iter(), || Some(()), (open, |_: &UpstreamProxyFailure| true)).await;
+        assert_eq!(alone, Err(Some(UpstreamProxyFailure::CredentialsRejected)));
+        assert_eq!(*started.lock(), [1, 2, 2]);
+    }
+
+    /// Without further permits, the addresses of a proxy are tried one after the other with that of the caller.
+    #[tokio::test]
+    async fn a_failed_address_of_a_proxy_gives_its_permit_back() {
+        let unheard = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        unheard.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let unheard = unheard.local_addr().unwrap().as_socket().unwrap();
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let at = [unheard, unheard, listener.local_addr().unwrap()];
+        assert!(connect_to_proxy(&at, &|| None::<()>).await.is_some());
+        assert!(connect_to_proxy(&at[..2], &|| None::<()>).await.is_none());
+    }
+
+    #[test]
+    fn a_slow_dial_reports_what_the_proxy_has_answered() {
+        let progress = Progress::default();
+        assert_eq!(progress.failure(), Some(UpstreamProxyFailure::Unreachable));
+        progress.is_reached.store(true, Ordering::Relaxed);
+        assert_eq!(progress.failure(), None);
+        progress.note(UpstreamProxyFailure::Denied);
+        progress.note(UpstreamProxyFailure::NoConnection);
+        assert_eq!(progress.failure(), Some(UpstreamProxyFailure::Denied));
     }
 }

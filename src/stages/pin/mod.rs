@@ -242,6 +242,17 @@ struct OwnPlace {
     addresses: Vec<SocketAddr>,
 }
 
+impl OwnPlace {
+    /// Returns the place with the addresses that it had before, if the new ones are not known.
+    fn after(mut self, before: Option<Self>) -> Self {
+        let before = before.filter(|before| before.host == self.host && before.port == self.port);
+        if let Some(before) = before.filter(|_| self.addresses.is_empty()) {
+            self.addresses = before.addresses;
+        }
+        self
+    }
+}
+
 /// The answer for one name, filled by the first request for it.
 #[derive(Default)]
 struct CacheEntry(OnceCell<CachedAddresses>);
@@ -351,8 +362,8 @@ impl Resolver {
     /// Checks whether a newer policy allows the addresses of an open tunnel, without a DNS query.
     ///
     /// # Errors
-    /// [`Deny::AuthorityMismatch`], [`Deny::LoopDetected`]; [`Deny::AddressNotAllowed`] if the addresses are not known, and the policy requires that they are
-    /// checked.
+    /// [`Deny::AuthorityMismatch`], [`Deny::LoopDetected`]; [`Deny::AddressNotAllowed`] also if the addresses are not known, and
+    /// the policy requires that they are checked.
     pub fn check_open(
         &self,
         policy: &Policy,
@@ -409,14 +420,9 @@ impl Resolver {
         let addresses = if is_left_to_proxy { Vec::new() } else { self.addresses(policy, host, None).await? };
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         if server.is_denied() {
-            let mut place = OwnPlace { host: host.clone(), port, addresses: addresses.clone() };
+            let place = OwnPlace { host: host.clone(), port, addresses: addresses.clone() };
             let mut servers = self.own_servers.write();
-            if let Some(before) = servers.remove(&server)
-                && place.addresses.is_empty()
-                && (&before.host, before.port) == (host, port)
-            {
-                place.addresses = before.addresses;
-            }
+            let place = place.after(servers.remove(&server));
             servers.insert(server, place);
         }
         let via = match choice {
@@ -719,6 +725,24 @@ mod tests {
         ];
         for (listen, address, want) in rows {
             assert_eq!(own(listen).is_listener(address.parse().unwrap()), want, "{listen} {address}");
+        }
+    }
+
+    #[test]
+    fn known_addresses_of_an_own_server_outlive_a_proxy_that_resolves() {
+        let place = |host: &str, ips: &[&str]| OwnPlace {
+            host: Host::parse(host).unwrap(),
+            port: 514,
+            addresses: ips.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 514)).collect(),
+        };
+        let rows = [
+            (place("a.test", &["192.0.2.1"]), place("a.test", &[]), "192.0.2.1:514"),
+            (place("a.test", &["192.0.2.1"]), place("a.test", &["192.0.2.2"]), "192.0.2.2:514"),
+            (place("a.test", &["192.0.2.1"]), place("b.test", &[]), ""),
+        ];
+        for (before, new, want) in rows {
+            let kept: Vec<_> = new.after(Some(before)).addresses.iter().map(ToString::to_string).collect();
+            assert_eq!(kept.join(","), want);
         }
     }
 

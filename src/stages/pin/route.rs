@@ -20,7 +20,7 @@ use crate::stages::authorize::Admitted;
 /// The rule that refuses requests to an upstream proxy.
 pub(super) const PROXY_RULE: &str = "address: the proxy's own upstream proxy";
 
-/// The upstream proxy to connect through, and what it is asked for.
+/// The upstream proxy to connect through, and the destination that it is asked for.
 #[derive(Clone, Debug)]
 pub(in crate::stages) struct Via {
     pub(in crate::stages) proxy: Arc<UpstreamProxy>,
@@ -29,7 +29,7 @@ pub(in crate::stages) struct Via {
     pub(in crate::stages) asked: Asked,
 }
 
-/// What an upstream proxy is asked to connect to.
+/// The destination that an upstream proxy is asked for.
 #[derive(Clone, Debug)]
 pub(in crate::stages) enum Asked {
     /// One of these addresses, which were checked.

@@ -95,6 +95,12 @@ async fn explain_and_diff_say_what_the_proxy_changes() {
         assert_eq!(told.contains("\ndial "), dial.is_some(), "{upstream}: {told}");
         assert!(told.contains(dial.unwrap_or_default()), "{upstream}: {told}");
     }
+    // The proxy itself is no destination, whatever the rules allow.
+    let itself = config("").replace("\"api.test\"", "\"proxy.test\"").replace("443", "3128");
+    write(&builder, &itself);
+    let args = ["explain", "-c", "e.toml", "--task", "t", "https://proxy.test:3128/"];
+    let told = text(&output(exeat(builder.dir.path(), &args)).await.stdout);
+    assert!(told.contains("address_not_allowed"), "{told}");
     let other = config("").replace("proxy.test", "other.test");
     let own = config("").replace("ports", "upstream = { proxy = \"none\" }\nports");
     let rows = [
