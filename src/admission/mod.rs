@@ -250,6 +250,21 @@ impl Slot {
         &self.admission.queue
     }
 
+    /// Takes a slot beside this one, for what counts as a connection but is not accepted as one: a stream of an identified
+    /// connection. Returns `None` if all are in use.
+    pub(crate) fn another(&self) -> Option<Self> {
+        let mut state = self.admission.lock();
+        if state.held >= self.admission.total {
+            return None;
+        }
+        state.held = state.held.saturating_add(1);
+        let id = state.next;
+        state.next = state.next.wrapping_add(1);
+        drop(state);
+        let (admission, evicted) = (self.admission.clone(), CancellationToken::new());
+        Some(Self { admission, id, deadline: self.deadline, evicted, identified: AtomicBool::new(true) })
+    }
+
     /// Returns when the connection is evicted.
     pub(crate) async fn evicted(&self) {
         self.evicted.cancelled().await;

@@ -240,7 +240,11 @@ impl MetricsReport {
     fn connections(&self, services: &Services, scrape: &mut Scrape) {
         let total = self.connections.total();
         let open = total.saturating_sub(self.connections.free());
-        scrape.gauge("exeat_connections", "Open connections of clients", open);
+        scrape.gauge(
+            "exeat_connections",
+            "Open connections of clients, and streams of HTTP/2 connections to the proxy",
+            open,
+        );
         scrape.gauge("exeat_connections_max", "The maximum number of connections of clients", total);
         scrape.gauge(
             "exeat_exchanges",
@@ -250,7 +254,7 @@ impl MetricsReport {
         let open = &services.open_counts;
         scrape.gauge("exeat_tunnels", "Open CONNECT tunnels", open.tunnels.get());
         scrape.gauge("exeat_websockets", "Open WebSockets", open.websockets.get());
-        scrape.gauge("exeat_h2_streams", "Open HTTP/2 streams of clients, in tunnels", open.h2_streams.get());
+        scrape.gauge("exeat_h2_streams", "Open HTTP/2 streams of clients", open.h2_streams.get());
         let idle = services.forwarder.reusable_connections();
         scrape.gauge("exeat_reusable_origin_connections", "Connections to origins that can be reused", idle);
         let uses = services.forwarder.pool_metrics();

@@ -18,6 +18,7 @@ use super::caller_connections::ConnectionSlots;
 use super::captured;
 use super::client::Client;
 use super::connection;
+use super::http2_connection;
 use super::io::{Linger, WriteTimeout};
 use super::listener::{Accepted, BehindBalancers, Listener, Opened};
 use super::respond;
@@ -143,7 +144,7 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
     let peer = accepted.peer();
     let deadline = Instant::now() + services.settings.proxy.handshake_timeout;
     let deadline = slot.deadline().map_or(deadline, |slot_deadline| slot_deadline.min(deadline));
-    let Opened { stream, peer, watch, mode } =
+    let Opened { stream, peer, watch, mode, http2 } =
         match timeout_at(deadline, services.connection_setup.open(accepted)).await {
             Ok(Ok(opened)) => opened,
             Ok(Err(error)) => {
@@ -161,11 +162,15 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
         slot: slot.clone(),
         member,
         watch,
+        tunnel: None,
         unidentified: AtomicU32::new(0),
     };
     let client = Arc::new(client);
     match mode {
-        ListenerMode::Proxy => connection::serve(client, stream).await,
+        ListenerMode::Proxy => match http2 {
+            None => connection::serve(client, stream).await,
+            Some(own) => Box::pin(http2_connection::serve(client, stream, own)).await,
+        },
         ListenerMode::Socks5 => Box::pin(socks::serve(client, stream)).await,
         ListenerMode::Transparent => Box::pin(captured::serve(client, stream)).await,
         // Such a listener is another one.

@@ -19,7 +19,7 @@ use super::client::{self, Client};
 use super::connection::{self, Refused};
 use super::io::Rewind;
 use super::respond;
-use super::tunnel::{self, ClientSide, ClientStream, FirstProtocol, Tunnel};
+use super::tunnel::{self, ClientSide, ClientStream, FirstProtocol, Tunnel, TunnelIo};
 use crate::audit::record::Record;
 use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal, Verdict};
@@ -83,7 +83,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: client::ClientStream) {
             tokio::select! {
                 biased;
                 () = client.gone() => {}
-                () = serve_tls(&client, stream, &hello, original) => {}
+                () = serve_tls(&client, stream.map(TunnelIo::Connection), &hello, original) => {}
             }
         }
     }

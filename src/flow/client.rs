@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::Services;
 use super::caller_connections::ConnectionSlots;
 use super::disconnect::DisconnectWatch;
+use super::http2_streams::TunnelStream;
 use super::io::WriteTimeout;
 use super::listener::Stream;
 use crate::admission::Slot;
@@ -29,6 +30,8 @@ pub(super) struct Client {
     /// The task of the connection. It shares a queue with all unidentified connections, and then has that of its caller.
     pub(super) member: Membership,
     pub(super) watch: DisconnectWatch,
+    /// The stream of a tunnel over HTTP/2, which is a client of its own.
+    pub(super) tunnel: Option<TunnelStream>,
     /// Consecutive requests without a known caller.
     pub(super) unidentified: AtomicU32,
 }
@@ -38,6 +41,20 @@ pub(super) struct Client {
 const MAX_UNIDENTIFIED: u32 = 32;
 
 impl Client {
+    /// Returns the client of a tunnel on a stream of this connection.
+    pub(super) fn of_stream(&self, tunnel: TunnelStream) -> Arc<Self> {
+        Arc::new(Self {
+            services: self.services.clone(),
+            peer: self.peer.clone(),
+            connection_slots: ConnectionSlots::default(),
+            slot: self.slot.clone(),
+            member: tunnel.state.member().clone(),
+            watch: self.watch.clone(),
+            tunnel: Some(tunnel),
+            unidentified: AtomicU32::new(0),
+        })
+    }
+
     /// Counts a request, and returns true if the connection has reached the limit of consecutive requests without a
     /// known caller.
     pub(super) fn has_too_many_unidentified(&self, is_known: bool) -> bool {
@@ -65,6 +82,17 @@ impl Client {
         let client = self.clone();
         // Boxed, because the waiting for the others holds the future twice.
         let tunnel = Box::pin(tunnel);
+        if self.tunnel.is_some() {
+            return self.spawn(async move {
+                tokio::select! {
+                    // Polled first, because it may record why it ends.
+                    biased;
+                    () = tunnel => {}
+                    () = client.gone() => {}
+                    () = client.services.abort.cancelled() => {}
+                }
+            });
+        }
         self.spawn(async move {
             tokio::select! {
                 // Polled first, because it may request a probe, which the connection task then sends.
@@ -76,8 +104,19 @@ impl Client {
         });
     }
 
+    /// Returns once the client has reset the stream of its tunnel. That is how most clients close one.
+    pub(super) async fn has_reset(&self) {
+        match &self.tunnel {
+            Some(stream) => stream.state.reset().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Returns once the client has disconnected. Work for the client ends then, because no response can reach it.
     pub(super) async fn gone(&self) {
-        self.watch.gone(self.services.settings.proxy.header_timeout).await;
+        match &self.tunnel {
+            None => self.watch.gone(self.services.settings.proxy.header_timeout).await,
+            Some(stream) => stream.gone().await,
+        }
     }
 }

@@ -14,15 +14,15 @@ use hyper_util::rt::TokioIo;
 
 use super::Services;
 use super::captured::{self, Original};
+use super::carrier::Carrier;
 use super::client::{Client, ClientStream};
 use super::exchange::{self, Destination};
-use super::http1_gate::GateHandle;
 use super::http1_server::{gated, h1, last_at_takeover, note_broken, until_drained};
 use super::refused_tunnel::{self, RefusedTunnel};
 use super::respond::{self, AnswerBody};
 use super::self_api;
-use super::tunnel::{self, ClientSide};
-use super::websocket::{self, PendingUpgrade};
+use super::tunnel;
+use super::websocket;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::tool::Kind;
@@ -75,7 +75,7 @@ pub(super) async fn serve_after(client: Arc<Client>, first: Bytes, stream: Clien
         async move {
             let _unanswered = gate.mark_unanswered(&request);
             let is_connect = request.method() == Method::CONNECT;
-            let answer = answer(&client, &gate, request).await;
+            let answer = answer(&client, &Carrier::Http1(gate), request).await;
             Ok::<_, Infallible>(last_at_takeover(answer, is_connect, &client.services))
         }
     });
@@ -96,7 +96,12 @@ pub(super) async fn serve_after(client: Arc<Client>, first: Bytes, stream: Clien
     }
 }
 
-async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
+/// Answers a request to the proxy.
+pub(super) async fn answer(
+    client: &Arc<Client>,
+    carrier: &Carrier,
+    mut request: Request<Incoming>,
+) -> Response<AnswerBody> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
     // A captured request is for another server.
@@ -104,27 +109,27 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
     let is_own = page.is_some();
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
-    let upgrade = PendingUpgrade::of(&mut request, gate);
-    let side = connect.then(|| ClientSide::Upgrade(hyper::upgrade::on(&mut request)));
-    let result = handle(client, page, request, &mut record).await;
+    let upgrade = carrier.upgrade(&mut request);
+    let side = connect.then(|| carrier.side(&mut request));
+    let result = handle(client, carrier, (page, request), &mut record).await;
     let refusal = result.as_ref().err().map(|refused| refused.refusal);
     services.settle(refusal, &mut record).await;
     let is_known = refusal != Some(Deny::CallerUnknown.into());
     let is_last = client.has_too_many_unidentified(is_known);
     if is_last {
-        gate.end_after_request();
+        carrier.end();
     }
     let refused = match (result, side) {
         (Ok(Handled::Answered(answer)), _) => return websocket::respond(client, upgrade, answer, record),
         (Ok(Handled::Own(reply)), Some(_)) => {
-            gate.end_after_request();
+            carrier.end_after_connect();
             return respond::closing(respond::self_reply(reply, &record));
         }
         (Ok(Handled::Own(reply)), None) => return respond::self_reply(reply, &record),
         (Ok(Handled::Tunnelled(tunnel)), Some(side)) => {
-            gate.accept_upgrade();
             record.keep_line();
             let established = respond::established(&record);
+            let client = carrier.tunnel_client(client);
             client.spawn_tunnel(tunnel.run(side, client.clone(), record));
             return established;
         }
@@ -133,8 +138,8 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
         (Err(refused), Some(side)) => {
             let refusal = refused.refusal;
             if let Some(tunnel) = refused.open_inside(&mut record) {
-                gate.accept_upgrade();
                 let established = respond::established(&record);
+                let client = carrier.tunnel_client(client);
                 client.spawn_tunnel(tunnel.run(side, client.clone(), record));
                 return established;
             }
@@ -148,7 +153,7 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
     }
     if connect {
         if is_known {
-            gate.end_after_request();
+            carrier.end_after_connect();
         }
         return respond::closing(response);
     }
@@ -234,8 +239,8 @@ pub(super) async fn identify(
 /// is answered or forwarded.
 async fn handle(
     client: &Arc<Client>,
-    page: Option<self_api::Page>,
-    request: Request<Incoming>,
+    carrier: &Carrier,
+    (page, request): (Option<self_api::Page>, Request<Incoming>),
     record: &mut Record,
 ) -> Result<Handled, Refused> {
     let services = &client.services;
@@ -243,6 +248,9 @@ async fn handle(
     // In a captured request, such a field is for another proxy.
     let (nothing, fields) = (HeaderMap::new(), request.headers());
     let (policy, caller) = identify(client, if captured.is_some() { &nothing } else { fields }, record).await?;
+    carrier.identified(client, &caller)?;
+    // Over HTTP/1.1, the raw head has been checked.
+    parse::count_fields(request.headers())?;
     if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {
         self_api::check_host(request.headers(), record)?;
     }

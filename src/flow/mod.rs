@@ -3,6 +3,7 @@
 pub mod accept;
 pub(crate) mod caller_connections;
 mod captured;
+mod carrier;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod disconnect;
@@ -13,6 +14,9 @@ pub(crate) mod documents;
 pub(crate) mod exchange;
 pub(crate) mod http1_gate;
 pub(crate) mod http1_server;
+mod http2_connection;
+mod http2_server;
+mod http2_streams;
 mod inner_server;
 pub(crate) mod io;
 pub mod listener;

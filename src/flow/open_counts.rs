@@ -9,7 +9,7 @@ pub(crate) struct OpenCounts {
     pub(crate) tunnels: Gauge,
     /// WebSockets.
     pub(crate) websockets: Gauge,
-    /// HTTP/2 streams of clients, inside tunnels.
+    /// HTTP/2 streams of clients.
     pub(crate) h2_streams: Gauge,
 }
 

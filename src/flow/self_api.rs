@@ -105,7 +105,18 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
     if uri.scheme().is_some() || uri.authority().is_some() {
         return None;
     }
-    let page = match uri.path() {
+    let page = page_at(uri.path())?;
+    request.headers_mut().remove(EXEAT_TOOL);
+    Some(page)
+}
+
+/// Returns whether a path is one of the API.
+pub(super) fn has_path(path: &str) -> bool {
+    page_at(path).is_some()
+}
+
+fn page_at(path: &str) -> Option<Page> {
+    Some(match path {
         "/v1/self" => Page::About,
         "/v1/self/ca.pem" => Page::Authority,
         "/v1/self/approvals" => Page::Approvals,
@@ -117,9 +128,7 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
             let id = path.strip_prefix("/v1/self/approvals/");
             Page::Approval(id.filter(|id| !id.is_empty() && !id.contains('/'))?.to_owned())
         }
-    };
-    request.headers_mut().remove(EXEAT_TOOL);
-    Some(page)
+    })
 }
 
 /// Checks that a request without a token does not come from a web page in a browser. A page that has its own name resolve to

@@ -19,7 +19,7 @@ use super::client::{Client, ClientStream};
 use super::connection::{self, Refused};
 use super::io::Rewind;
 use super::respond;
-use super::tunnel::{ClientSide, Tunnel};
+use super::tunnel::{ClientSide, Tunnel, TunnelIo};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
@@ -289,6 +289,6 @@ impl Wire {
     async fn established(mut self, limit: Duration) -> Verdict<ClientSide> {
         self.deadline = Instant::now() + limit;
         self.write(&reply(SUCCEEDED)).await?;
-        Ok(ClientSide::Stream(Rewind::new(self.read.freeze(), self.stream)))
+        Ok(ClientSide::Stream(Rewind::new(self.read.freeze(), TunnelIo::Connection(self.stream))))
     }
 }

@@ -1,13 +1,15 @@
 //! CONNECT tunnels: opaque ones are checked and spliced, inspected ones are terminated.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
@@ -16,8 +18,9 @@ use super::captured::{self, Original};
 use super::client::{self, Client};
 use super::exchange::Destination;
 use super::http1_gate::Http1Gate;
+use super::http2_streams::{StreamIo, StreamState};
 use super::inner_server::{InnerServer, TunnelTarget};
-use super::io::{Rewind, splice};
+use super::io::{Rewind, WriteTimeout, splice};
 use super::open_counts::Open;
 use super::respond;
 use super::server_names::ServerNames;
@@ -25,6 +28,7 @@ use crate::audit::record::Record;
 use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Fail, Refusal, Stage, Verdict};
 use crate::model::tool::Kind;
+use crate::policy::plan::Timeouts;
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::revocation;
 use crate::stages::authorize::{self, Admitted};
@@ -48,12 +52,22 @@ pub(super) struct Tunnel {
 }
 
 /// The client's side of a tunnel, with bytes that were read ahead put back.
-pub(super) type ClientStream = Rewind<client::ClientStream>;
+pub(super) type ClientStream = Rewind<TunnelIo>;
+
+/// The bytes of a tunnel.
+pub(super) enum TunnelIo {
+    /// A whole connection.
+    Connection(client::ClientStream),
+    /// A stream of an HTTP/2 connection.
+    Stream(WriteTimeout<StreamIo>),
+}
 
 /// The client's side of a tunnel before its first bytes are read.
 pub(super) enum ClientSide {
     /// The connection of a CONNECT, which the HTTP server hands over after its response.
     Upgrade(OnUpgrade),
+    /// The stream of a CONNECT over HTTP/2, which the server hands over likewise.
+    Http2(OnUpgrade, Arc<StreamState>),
     /// A connection on which no HTTP was spoken.
     Stream(ClientStream),
 }
@@ -64,6 +78,11 @@ impl ClientSide {
     async fn stream(self) -> io::Result<ClientStream> {
         match self {
             Self::Upgrade(upgrade) => client_stream(upgrade).await,
+            Self::Http2(upgrade, state) => {
+                let io = StreamIo::new(upgrade.await.map_err(io::Error::other)?, state);
+                let io = WriteTimeout::new(io, Timeouts::default().idle);
+                Ok(Rewind::new(Bytes::new(), TunnelIo::Stream(io)))
+            }
             Self::Stream(stream) => Ok(stream),
         }
     }
@@ -193,6 +212,8 @@ impl Tunnel {
         let names = ServerNames::new(&self.admitted);
         let spliced = splice(stream, origin, idle, names.filters(), |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(spliced);
+        let closed = client.has_reset();
+        tokio::pin!(closed);
         let mut checked_generation = self.admitted.rules_generation();
         loop {
             let policy = services.policies.snapshot();
@@ -207,6 +228,9 @@ impl Tunnel {
                 return record.failed(refusal);
             }
             tokio::select! {
+                // Before the error of the next write.
+                biased;
+                () = &mut closed => return record.completed(),
                 ended = &mut spliced => {
                     return record_end(record, ended, names.refusal());
                 }
@@ -314,7 +338,7 @@ async fn client_stream(upgrade: OnUpgrade) -> io::Result<ClientStream> {
         .map_err(|_| io::Error::other("not a connection of this listener"))?;
     let (buffered, stream) = io.into_inner().into_parts();
     let read = if read_buf.is_empty() { buffered } else { [read_buf, buffered].concat().into() };
-    Ok(Rewind::new(read, stream))
+    Ok(Rewind::new(read, TunnelIo::Connection(stream)))
 }
 
 /// Reads until the client's protocol is known, and puts the bytes back. Returns `None` if the client closes without
@@ -322,7 +346,9 @@ async fn client_stream(upgrade: OnUpgrade) -> io::Result<ClientStream> {
 ///
 /// # Errors
 /// [`Deny::NotTls`] if the bytes are neither HTTP nor a TLS ClientHello.
-pub(super) async fn detect_protocol(mut stream: ClientStream) -> Verdict<Option<(ClientStream, FirstProtocol)>> {
+pub(super) async fn detect_protocol<T: AsyncRead + Unpin>(
+    mut stream: Rewind<T>,
+) -> Verdict<Option<(Rewind<T>, FirstProtocol)>> {
     let mut seen = BytesMut::with_capacity(2048);
     let first = loop {
         let read = stream.read_buf(&mut seen).await.unwrap_or_default();
@@ -348,9 +374,46 @@ pub(super) async fn detect_protocol(mut stream: ClientStream) -> Verdict<Option<
     Ok(Some((stream.put_back(seen.freeze()), first)))
 }
 
-impl ClientStream {
-    fn put_back(self, seen: Bytes) -> Self {
-        let (rest, inner) = self.into_parts();
-        Self::new(if rest.is_empty() { seen } else { [seen, rest].concat().into() }, inner)
+macro_rules! with_inner {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream.get_mut() {
+            TunnelIo::Connection($inner) => $call,
+            TunnelIo::Stream($inner) => $call,
+        }
+    };
+}
+
+impl AsyncRead for TunnelIo {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        with_inner!(self, inner => Pin::new(inner).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for TunnelIo {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        with_inner!(self, inner => Pin::new(inner).poll_write(cx, bytes))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        with_inner!(self, inner => Pin::new(inner).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        with_inner!(self, inner => Pin::new(inner).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        with_inner!(self, inner => Pin::new(inner).poll_write_vectored(cx, parts))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Connection(inner) => inner.is_write_vectored(),
+            Self::Stream(inner) => inner.is_write_vectored(),
+        }
     }
 }

@@ -18,6 +18,7 @@ use super::client::Client;
 use super::exchange::Answer;
 use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
+use super::open_answers::{OpenAnswer, OpenAnswers};
 use super::open_counts::Open;
 use super::respond::{self, AnswerBody};
 use crate::audit::finds::{FindReporter, StreamFinds};
@@ -26,6 +27,7 @@ use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
 use crate::stages::message::arrivals::PauseWatch;
+use crate::stages::message::extended_connect;
 use crate::stages::message::message_swaps::SwapError;
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
@@ -44,13 +46,28 @@ const LINGER_BYTES: u64 = 64 * 1024 * 1024;
 /// The client's side of a requested upgrade, before the origin has responded.
 pub(super) struct PendingUpgrade {
     upgrade: OnUpgrade,
-    gate: GateHandle,
+    of: Carrying,
+}
+
+/// The connection that becomes a WebSocket.
+enum Carrying {
+    /// All of an HTTP/1.1 connection.
+    Connection(GateHandle),
+    /// A stream of an HTTP/2 connection, which is not idle.
+    Stream { _open: Arc<OpenAnswer> },
 }
 
 impl PendingUpgrade {
+    /// Returns the upgrade that an extended CONNECT asks for (RFC 8441), and gives the request its form over HTTP/1.1.
+    pub(super) fn of_stream<B>(request: &mut Request<B>, answers: &Arc<OpenAnswers>) -> Option<Self> {
+        extended_connect::to_http1(request)
+            .then(|| Self { upgrade: hyper::upgrade::on(request), of: Carrying::Stream { _open: answers.begin() } })
+    }
+
     /// Registers the upgrade that a request asks for. Returns `None` if it asks for none.
     pub(super) fn of<B>(request: &mut Request<B>, gate: &GateHandle) -> Option<Self> {
-        gate.register_upgrade(request).map(|upgrade| Self { upgrade, gate: gate.clone() })
+        let upgrade = gate.register_upgrade(request)?;
+        Some(Self { upgrade, of: Carrying::Connection(gate.clone()) })
     }
 }
 
@@ -63,15 +80,25 @@ pub(super) fn respond(
 ) -> Response<AnswerBody> {
     let services = &client.services;
     let UpgradedOrigin { response, relay: accepted } = match answer {
-        Answer::Response(checked) => return respond::origin(services, checked, record),
+        Answer::Response(checked) => {
+            let is_stream = matches!(&pending, Some(PendingUpgrade { of: Carrying::Stream { .. }, .. }));
+            // To an extended CONNECT, it would say that the stream is a WebSocket.
+            if is_stream && checked.status().is_success() {
+                return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
+            }
+            return respond::origin(services, checked, record);
+        }
         Answer::Upgrade(switched) => *switched,
     };
     let Some(pending) = pending else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
     };
-    pending.gate.accept_upgrade();
     record.status(response.status());
-    let answer = respond::switched(services, response, &record);
+    let mut answer = respond::switched(services, response, &record);
+    match &pending.of {
+        Carrying::Connection(gate) => gate.accept_upgrade(),
+        Carrying::Stream { .. } => extended_connect::accepted_over_http2(&mut answer),
+    }
     // Boxed, because the waiting for the abort holds the future twice.
     let relay = Box::pin(relay(client.clone(), pending, accepted, record));
     let abort = services.abort.clone();
@@ -85,11 +112,15 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     let Relay { origin, up, down, pauses, idle, until, revocation, limit, lease } = accepted;
     let _open = Open::count(&client.services.open_counts.websockets);
     // After the response the client sends WebSocket frames instead of HTTP.
-    pending.gate.pass_all();
+    if let Carrying::Connection(gate) = &pending.of {
+        gate.pass_all();
+    }
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
-    let both = timeout(handshake_timeout, async { tokio::try_join!(pending.upgrade, origin) }).await;
+    let PendingUpgrade { upgrade, of: _carrying } = pending;
+    let both = timeout(handshake_timeout, async { tokio::try_join!(upgrade, origin) }).await;
     let Ok(Ok((client_io, origin_io))) = both else { return record.abandoned() };
-    drop(lease);
+    // An HTTP/2 connection of the origin lasts as long as its lease.
+    let _lease = lease;
     let protocol_error = Arc::<AtomicBool>::default();
     let mut directions = RelayDirections {
         up: UpFilter {

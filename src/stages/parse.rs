@@ -5,6 +5,7 @@ use std::ops::Range;
 use http::header::{CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
+use hyper::ext::Protocol;
 
 use super::message::headers;
 use crate::model::refusal::{Deny, Verdict};
@@ -139,10 +140,12 @@ pub fn target(parts: &mut Parts) -> Verdict<Target> {
 /// Validates a request inside a tunnel, whose target is the tunnel's.
 ///
 /// # Errors
-/// The errors of [`head`]; [`Deny::RequestMalformed`] for a CONNECT within a CONNECT.
+/// The errors of [`head`]; [`Deny::RequestMalformed`] for a CONNECT within a CONNECT; [`Deny::NotImplemented`] for an extended
+/// one (RFC 8441), except that of a WebSocket, which has the form of a handshake over HTTP/1.1 by now.
 pub fn inner(parts: &mut Parts) -> Verdict<()> {
     if parts.method == Method::CONNECT {
-        return Err(Deny::RequestMalformed.into());
+        let is_extended = parts.extensions.get::<Protocol>().is_some();
+        return Err(if is_extended { Deny::NotImplemented } else { Deny::RequestMalformed }.into());
     }
     head(parts)
 }

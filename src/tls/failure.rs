@@ -18,6 +18,13 @@ pub fn of_handshake(error: &io::Error) -> TlsFailure {
     TlsFailure { kind, alert: None }
 }
 
+/// Returns whether the peer has ended the handshake because it speaks none of the protocols that were offered (RFC 7301 §3.2).
+#[must_use]
+pub fn is_of_protocols(error: &io::Error) -> bool {
+    let alert = within(error);
+    matches!(alert, Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)))
+}
+
 /// Returns the alert that ended a connection after its handshake, if there was one. With TLS 1.3, an origin that
 /// requires a client certificate sends its alert only then (RFC 8446 §4.4.2.4).
 #[must_use]

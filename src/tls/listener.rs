@@ -71,7 +71,7 @@ pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, Listener
         }
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|error| mismatch(files.cert)(&error))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     // A resumed session would skip the revocation check.
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

@@ -210,6 +210,14 @@ pub fn with_client_certificate(config: &ClientConfig, certified: Arc<CertifiedKe
     config
 }
 
+/// Returns a configuration that offers HTTP/2 and nothing else.
+#[must_use]
+pub fn http2_alone(config: &ClientConfig) -> Arc<ClientConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
+
 /// Reads the lists of all files.
 fn lists(files: &[PathBuf]) -> Result<Vec<CertificateRevocationListDer<'static>>, RootsError> {
     let mut all = Vec::new();

@@ -22,6 +22,17 @@ impl<T> Rewind<T> {
     pub(in crate::flow) fn into_parts(self) -> (Bytes, T) {
         (self.prefix, self.inner)
     }
+
+    /// Puts bytes back that were read.
+    pub(in crate::flow) fn put_back(self, seen: Bytes) -> Self {
+        let Self { prefix, inner } = self;
+        Self { prefix: if prefix.is_empty() { seen } else { [seen, prefix].concat().into() }, inner }
+    }
+
+    /// Replaces the stream.
+    pub(in crate::flow) fn map<U>(self, wrap: impl FnOnce(T) -> U) -> Rewind<U> {
+        Rewind { prefix: self.prefix, inner: wrap(self.inner) }
+    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Rewind<T> {

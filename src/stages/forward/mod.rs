@@ -29,7 +29,7 @@ use tokio_rustls::TlsConnector;
 use self::dial::Sockets;
 pub use self::dial::{OriginStream, connect_own_server, try_upstream_proxy};
 pub(crate) use self::early_answer::EarlyAnswer;
-use self::pool::{Key, Lease, MAX_STREAMS, Pool, PoolMetrics, SendError, Sender, Task};
+use self::pool::{Key, Lease, MAX_STREAMS, OriginSettings, Pool, PoolMetrics, SendError, Sender, Task};
 use self::retry::RetryCopy;
 use self::write_progress::WriteProgress;
 use super::authorize::Admitted;
@@ -40,6 +40,7 @@ use super::limit::redact;
 use super::limit::redact::{ContentDecoder, RedactionPlan};
 use super::limit::report::ReportTarget;
 use super::message::arrivals::PauseWatch;
+use super::message::extended_connect;
 use super::message::h2_trailers::{MarkTrailers, OVER_BUDGET, is_over_budget};
 use super::message::headers;
 use super::message::late_trailers::{Framing, LateTrailers, Trailers};
@@ -79,6 +80,8 @@ const SMALL_STREAM_WINDOW: u32 = 64 * 1024;
 /// The budget for windows before new ones become small, in bytes: per execution (eight connections) and per process.
 const WINDOWS_PER_EXECUTION: u64 = 64 << 20;
 const WINDOWS_PER_PROCESS: u64 = 512 << 20;
+/// The longest wait for the settings of an origin that speaks HTTP/2 alone.
+const WEBSOCKETS_TIMEOUT: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// Connects to origins and sends requests to them.
@@ -394,7 +397,7 @@ impl Forwarder {
     ) -> Verdict<(Response<Incoming>, Lease)> {
         let fingerprint = identity.map(|identity| identity.fingerprint());
         let key = Key::new(execution, pinned, (self.tls.generation(), fingerprint));
-        // A WebSocket needs a connection of its own, over HTTP/1.1.
+        // A WebSocket needs a connection of its own.
         let upgrades = request.extensions().get::<UpgradeRequest>().is_some();
         let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
         loop {
@@ -438,44 +441,76 @@ impl Forwarder {
         upgrades: bool,
         record: &mut Record,
     ) -> Verdict<Lease> {
-        record.enter(Stage::Dial);
-        let counts = record.transfer_counts();
-        let (tcp, address) = self.dial(pinned, execution, record).await?;
-        let tcp = EarlyAnswer::new(tcp);
         let queue = self.queues.of(execution);
-        let handshake = async {
-            match pinned.target().scheme() {
-                Scheme::Http => h1(tcp, &queue).await,
-                Scheme::Https => self.over_tls(tcp, (&key, &queue), (pinned, identity, upgrades), record).await,
-            }
-        };
-        let sender = timeout(self.handshake_timeout, handshake).await;
-        let sender = sender.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))??;
-        record.enter(Stage::Forward);
-        Ok(self.pool.adopt(key, sender, address))
+        let mut protocols = if upgrades { Protocols::Http1 } else { Protocols::Any };
+        loop {
+            record.enter(Stage::Dial);
+            let counts = record.transfer_counts();
+            let (tcp, address) = self.dial(pinned, execution, record).await?;
+            let tcp = EarlyAnswer::new(tcp);
+            let handshake = async {
+                match pinned.target().scheme() {
+                    Scheme::Http => h1(tcp, &queue).await.map(Some),
+                    Scheme::Https => self.over_tls(tcp, (&key, &queue), (pinned, identity, protocols), record).await,
+                }
+            };
+            let sender = timeout(self.handshake_timeout, handshake).await;
+            let sender = sender.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))??;
+            let Some(sender) = sender else {
+                // Once: the next handshake does not ask for HTTP/1.1.
+                protocols = Protocols::Http2;
+                continue;
+            };
+            record.enter(Stage::Forward);
+            let adopt = if upgrades { Pool::adopt_alone } else { Pool::adopt };
+            return Ok(adopt(&self.pool, key, sender, address));
+        }
     }
 
+    /// Returns `None` if the origin speaks no HTTP/1.1, and nothing else was asked for.
     async fn over_tls(
         &self,
         tcp: EarlyAnswer<OriginStream>,
         (key, queue): (&Key, &Arc<FairQueue>),
-        (pinned, identity, upgrades): (&PinnedTarget, Option<&Arc<ClientIdentity>>, bool),
+        (pinned, identity, protocols): (&PinnedTarget, Option<&Arc<ClientIdentity>>, Protocols),
         record: &mut Record,
-    ) -> Verdict<Sender> {
+    ) -> Verdict<Option<Sender>> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
-        let config = if upgrades { self.tls.config_h1() } else { self.tls.config() };
+        let config = match protocols {
+            Protocols::Any => self.tls.config(),
+            Protocols::Http1 => self.tls.config_h1(),
+            Protocols::Http2 => upstream::http2_alone(&self.tls.config()),
+        };
         let config = match identity {
             None => config,
             Some(identity) => Arc::new(upstream::with_client_certificate(&config, identity.certified())),
         };
         let handshake = TlsConnector::from(config).connect(name, tcp);
-        let tls = handshake.await.map_err(|error| handshake_failed(&error, record))?;
+        let tls = match handshake.await {
+            Err(error) if protocols == Protocols::Http1 && failure::is_of_protocols(&error) => return Ok(None),
+            shaken => shaken.map_err(|error| handshake_failed(&error, record))?,
+        };
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
-            return h1(tls, queue).await;
+            return h1(tls, queue).await.map(Some);
         }
         let windows = u64::from(STREAM_WINDOW).saturating_mul(MAX_STREAMS as u64);
-        h2(tls, queue, self.windows.reserve_for(key.execution(), windows)).await
+        let sender = h2(tls, queue, self.windows.reserve_for(key.execution(), windows)).await?;
+        if protocols == Protocols::Http2 && !sender.takes_websockets(WEBSOCKETS_TIMEOUT).await {
+            record.rule("origin: it speaks HTTP/2 alone, and takes no WebSockets over it");
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        Ok(Some(sender))
     }
+}
+
+/// The protocols that an origin may choose from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Protocols {
+    Any,
+    /// For a WebSocket, which all servers take over HTTP/1.1.
+    Http1,
+    /// For a WebSocket, if the origin speaks no HTTP/1.1.
+    Http2,
 }
 
 fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
@@ -524,13 +559,19 @@ async fn h2(
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    // The pool reads the origin's stream limit through a weak reference. Only the task keeps the connection alive: a
+    // The pool reads the origin's settings through a weak reference. Only the task keeps the connection alive: a
     // connection that has ended must be dropped, or requests would wait for it forever.
     let connection = Arc::new(Mutex::new(connection));
     let asked = Arc::downgrade(&connection);
-    let allowed = Box::new(move || asked.upgrade().map_or(0, |it| it.lock().current_max_send_streams()));
+    let settings = Box::new(move || {
+        asked.upgrade().map_or(OriginSettings::default(), |connection| {
+            let connection = connection.lock();
+            let max_streams = connection.current_max_send_streams();
+            OriginSettings { max_streams, takes_websockets: connection.is_extended_connect_protocol_enabled() }
+        })
+    });
     let task = Task::run(queue, std::future::poll_fn(move |cx| Pin::new(&mut *connection.lock()).poll(cx)).map(drop));
-    Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
+    Ok(Sender::h2(sender, traffic, settings, (task, windows)))
 }
 
 /// Adapts a request to the protocol of the connection. With the version left at HTTP/2, hyper would silently send it
@@ -544,6 +585,9 @@ fn adapt(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
+        if request.extensions().get::<UpgradeRequest>().is_some() {
+            extended_connect::to_http2(&mut request);
+        }
         request.body_mut().divert_trailers(None);
         return request;
     };
@@ -598,6 +642,14 @@ async fn await_head<F: Future>(limit: Duration, counts: &TransferCounts, sending
 fn switched(response: &mut Response<Incoming>, upgrade: Option<UpgradeRequest>) -> Verdict<Option<Box<Switched>>> {
     match (response.status(), upgrade) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(upgrade)) if upgrade.is_accepted_by(response.headers()) => {
+            let (origin, swaps) = (hyper::upgrade::on(response), upgrade.into_swaps());
+            Ok(Some(Box::new(Switched { origin, swaps })))
+        }
+        (StatusCode::OK, Some(upgrade)) if response.version() == Version::HTTP_2 => {
+            if !upgrade.is_accepted_over_http2(response.headers()) {
+                return Err(Fail::UpstreamProtocol.into());
+            }
+            extended_connect::accepted_over_http1(response, upgrade.accept().clone());
             let (origin, swaps) = (hyper::upgrade::on(response), upgrade.into_swaps());
             Ok(Some(Box::new(Switched { origin, swaps })))
         }

@@ -36,6 +36,8 @@ use crate::stages::sharded::Sharded;
 const MAX_IDLE: Duration = Duration::from_secs(30);
 /// The time limit for hyper to report a connection as ready after an exchange.
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which the settings of an origin are looked at.
+const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Connections do not outlive their DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// The most connections kept per execution and in total. A client that keeps many connections busy needs as many to its
@@ -81,16 +83,23 @@ pub(crate) struct H2 {
     sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
     traffic: Arc<Traffic>,
     streams: AtomicUsize,
-    /// Returns the origin's limit on concurrent streams.
-    allowed: Allowed,
+    settings: ReadSettings,
     idle_since: Mutex<Instant>,
     task: Task,
     /// The reservation for data that the origin may send before it is read.
     _windows: Option<Reservation>,
 }
 
-/// Returns the limit on concurrent streams that the origin currently allows.
-pub(crate) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
+/// The settings of an origin that speaks HTTP/2 (RFC 9113 §6.5.2, RFC 8441 §3).
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OriginSettings {
+    /// The limit on concurrent streams.
+    pub(crate) max_streams: usize,
+    pub(crate) takes_websockets: bool,
+}
+
+/// Returns the settings that the origin has sent so far.
+pub(crate) type ReadSettings = Box<dyn Fn() -> OriginSettings + Send + Sync>;
 
 /// The task of a connection, aborted on drop.
 pub(crate) struct Task {
@@ -206,13 +215,25 @@ impl Sender {
     pub(crate) fn h2(
         sender: http2::SendRequest<RequestBody>,
         traffic: Arc<Traffic>,
-        allowed: Allowed,
+        settings: ReadSettings,
         (task, windows): (Task, Option<Reservation>),
     ) -> Self {
         let sender = Mutex::new(Some(sender));
         let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
-        let h2 = H2 { sender, traffic, streams, allowed, idle_since, task, _windows: windows };
+        let h2 = H2 { sender, traffic, streams, settings, idle_since, task, _windows: windows };
         Self::H2(Arc::new(h2))
+    }
+
+    /// Returns whether the origin takes WebSockets. One that speaks HTTP/2 says so in its first settings (RFC 8441 §3), which are
+    /// waited for until `limit`: the HTTP library does not report their arrival.
+    pub(crate) async fn takes_websockets(&self, limit: Duration) -> bool {
+        let Self::H2(h2) = self else { return true };
+        let told = async {
+            while !(h2.settings)().takes_websockets {
+                tokio::time::sleep(SETTINGS_POLL_INTERVAL).await;
+            }
+        };
+        tokio::time::timeout(limit, told).await.is_ok()
     }
 
     fn is_open(&self) -> bool {
@@ -225,7 +246,7 @@ impl Sender {
 
 impl H2 {
     fn has_room(&self) -> bool {
-        self.streams.load(Ordering::Relaxed) < (self.allowed)().min(MAX_STREAMS)
+        self.streams.load(Ordering::Relaxed) < (self.settings)().max_streams.min(MAX_STREAMS)
     }
 }
 
@@ -259,6 +280,12 @@ impl Pool {
             self.put(shared);
         }
         self.lease(pooled, false)
+    }
+
+    /// Creates a lease for a new connection that is for one WebSocket alone.
+    pub(crate) fn adopt_alone(self: &Arc<Self>, key: Key, sender: Sender, address: Option<SocketAddr>) -> Lease {
+        let now = Instant::now();
+        self.lease(Pooled { key, sender, address, born: now, idle_since: now }, false)
     }
 
     /// Returns the number of connections that can be reused.

@@ -62,6 +62,13 @@ pub struct CheckedResponse {
     ended: bool,
 }
 
+impl CheckedResponse {
+    /// Returns the status.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+}
+
 /// The limits that apply to a response body.
 #[derive(Default)]
 struct BodyLimits {

@@ -5,6 +5,7 @@ pub(super) mod aws_fields;
 pub mod chunked;
 pub(super) mod cookies;
 mod decoded_text;
+pub(crate) mod extended_connect;
 mod h2_field_count;
 mod h2_frame_budget;
 pub mod h2_trailers;

@@ -1,4 +1,4 @@
-//! WebSocket over HTTP/1.1 (RFC 6455): the handshake, checked on both sides, and the scanning of frames. `inject` and
+//! WebSocket (RFC 6455): the handshake of HTTP/1.1, checked on both sides, and the scanning of frames. `inject` and
 //! `forward` use the handshake; a relay runs the frames of client and origin through [`Upward`] and [`Downward`].
 
 use std::collections::VecDeque;
@@ -100,20 +100,30 @@ impl UpgradeRequest {
         self.swaps
     }
 
+    /// Returns the answer to the client's key.
+    pub(crate) fn accept(&self) -> &HeaderValue {
+        &self.accept
+    }
+
     /// Returns true if the response completes this handshake (RFC 6455 §4.1).
     pub(crate) fn is_accepted_by(&self, headers: &HeaderMap) -> bool {
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
+        tokens(headers, &UPGRADE).equals_only("websocket")
+            && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+            && (accepts.next(), accepts.next()) == (Some(&self.accept), None)
+            && self.is_accepted_over_http2(headers)
+    }
+
+    /// Returns true if the response to an extended CONNECT completes this handshake. The fields of an upgrade have no meaning
+    /// there (RFC 8441 §5).
+    pub(crate) fn is_accepted_over_http2(&self, headers: &HeaderMap) -> bool {
         let mut chosen = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
         let protocol = match (chosen.next(), chosen.next()) {
             (None, _) => true,
             (Some(one), None) => self.protocols.iter().any(|asked| asked.as_bytes() == one.as_bytes()),
             (Some(_), Some(_)) => false,
         };
-        tokens(headers, &UPGRADE).equals_only("websocket")
-            && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
-            && (accepts.next(), accepts.next()) == (Some(&self.accept), None)
-            && !headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
-            && protocol
+        !headers.contains_key(SEC_WEBSOCKET_EXTENSIONS) && protocol
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use exeat::policy::settings::ListenAt;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, IsCa, KeyIdMethod, KeyPair,
-    KeyUsagePurpose, RevokedCertParams, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType, IsCa, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -128,14 +128,21 @@ pub struct Certificates {
 impl Certificates {
     /// Returns the TLS of a client without a certificate.
     pub fn client_config(dir: &Path) -> rustls::ClientConfig {
+        client_config(Self::roots(dir), &["http/1.1"])
+    }
+
+    /// Returns the CA of the proxy's certificate, which is that of the clients, too.
+    pub fn roots(dir: &Path) -> rustls::RootCertStore {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(dir.join("clients.pem")).unwrap()).unwrap();
-        client_config(roots, &["http/1.1"])
+        roots
     }
 
     pub fn new(dir: &Path) -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        // With the name of its certificates, OpenSSL would take those for their own issuers.
+        params.distinguished_name.push(DnType::CommonName, "the CA of the tests");
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         std::fs::write(dir.join("clients.pem"), ca.pem()).unwrap();
@@ -183,8 +190,7 @@ impl Certificates {
 /// Connects to the proxy over TLS, with or without a client certificate. Returns an empty answer if the handshake
 /// fails.
 async fn over_tls(lab: &Lab, port: u16, identity: Option<&(String, String)>, fields: &str) -> String {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(lab.dir.path().join("clients.pem")).unwrap()).unwrap();
+    let roots = Certificates::roots(lab.dir.path());
     let config = match identity {
         None => client_config(roots, &["http/1.1"]),
         Some((cert, key)) => rustls::ClientConfig::builder_with_provider(exeat::tls::provider())

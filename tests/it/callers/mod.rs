@@ -3,6 +3,7 @@
 pub mod balancers;
 mod captured;
 pub mod disconnect;
+mod http2;
 pub mod identity;
 pub mod listeners;
 mod socks;

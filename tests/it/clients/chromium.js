@@ -1,6 +1,7 @@
 // Drives Chromium over a pipe: opens a page, and prints its text, the protocol it came by, and the answer to a POST.
 // The proxy's user and password cannot stand in --proxy-server; they are given when Chromium asks (Fetch.authRequired).
 // With a third argument, Chromium uses its own sandbox, and the number of networks in which pages run is printed, too.
+// With NET_LOG, its log of connections is written there.
 const { spawn } = require('child_process');
 const fs = require('fs');
 
@@ -9,7 +10,8 @@ const proxy = new URL(process.env.HTTPS_PROXY);
 const browser = spawn('chromium', [
   '--headless', ...(sandboxed ? [] : ['--no-sandbox']), '--disable-gpu', '--disable-quic', '--disable-dev-shm-usage', '--no-first-run',
   '--disable-background-networking', '--disable-component-update', '--disable-sync', '--disable-default-apps',
-  `--user-data-dir=${process.cwd()}/profile`, `--proxy-server=${proxy.host}`, '--remote-debugging-pipe', 'about:blank',
+  `--user-data-dir=${process.cwd()}/profile`, `--proxy-server=${proxy.protocol === 'https:' ? 'https://' : ''}${proxy.host}`,
+  ...(process.env.NET_LOG ? [`--log-net-log=${process.env.NET_LOG}`] : []), '--remote-debugging-pipe', 'about:blank',
 ], { stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'], detached: true });
 browser.on('error', error => end(error.message));
 browser.on('exit', () => end('Chromium ended'));

@@ -11,6 +11,7 @@ mod command_line;
 mod env;
 mod first_token;
 mod grpc;
+mod http2_proxy;
 mod languages;
 mod learned;
 mod model_apis;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,8 +28,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::callers::listeners::Certificates;
 use crate::lab::captured::Synthetic;
 use crate::lab::client::{Reply, SOCKS_PASSWORD_WRONG, client_config, h1, read_head, socks_connect};
+use crate::lab::h2_proxy::{H2Proxy, TLS};
 use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT, TOKEN, origin};
 
 /// The way in which a request reaches the proxy.
@@ -36,14 +39,19 @@ use crate::lab::{self, KEY, Lab, LabBuilder, Origin, TIMEOUT, TOKEN, origin};
 enum By {
     Tool,
     Absolute,
+    /// In absolute form, over HTTP/2 to the proxy.
+    AbsoluteH2,
     TunnelH1,
     TunnelH2,
+    /// HTTP/1.1 in the tunnel of a CONNECT over HTTP/2.
+    ConnectH2,
     Socks,
     /// HTTP/1.1 in a connection that is captured, in TLS if the URL says so.
     Captured,
 }
 
-const EVERY: [By; 6] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2, By::Socks, By::Captured];
+const EVERY: [By; 8] =
+    [By::Tool, By::Absolute, By::AbsoluteH2, By::TunnelH1, By::TunnelH2, By::ConnectH2, By::Socks, By::Captured];
 
 /// A tool call as a model makes it, with everything needed to send the same request without the front-end.
 #[derive(Clone, Debug)]
@@ -62,6 +70,8 @@ struct Proxy {
     at: Synthetic,
     ca: String,
     token: String,
+    /// The folder with the certificates of the proxy itself.
+    dir: PathBuf,
 }
 
 #[derive(Clone)]
@@ -140,14 +150,23 @@ impl Proxy {
             at: Synthetic::of(lab.dir.path()),
             ca: lab.daemon.ca_pem().to_owned(),
             token: TOKEN.to_owned(),
+            dir: lab.dir.path().to_owned(),
         }
     }
 
-    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
-    async fn connect(&self) -> TcpStream {
+    /// Connects to the proxy, over TLS.
+    async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
         let stream = TcpStream::connect(self.proxy).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        stream
+        let mut config = Certificates::client_config(&self.dir);
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), stream).await.unwrap()
+    }
+
+    /// Connects to the proxy over HTTP/2.
+    async fn connect_h2(&self) -> H2Proxy {
+        H2Proxy::over(self.connect("h2").await).await
     }
 
     fn authorization(&self) -> String {
@@ -156,10 +175,15 @@ impl Proxy {
 
     /// Makes a tool call with the real front-end and returns its result.
     fn call(&self, ask: &Call) -> Value {
+        let ca = self.dir.join("clients.pem");
+        // A proxy without TLS tells more of why it closes a connection.
+        let has_tls = ca.exists();
+        let scheme = if has_tls { "https" } else { "http" };
         let mut child = Command::new(env!("CARGO_BIN_EXE_exeat-tools"))
             .args(["call", ask.tool, "--input", "-"])
             .env_remove("HTTPS_PROXY")
-            .env("EXEAT_PROXY", format!("http://t:{}@{}", self.token, self.proxy))
+            .env("EXEAT_PROXY", format!("{scheme}://t:{}@localhost:{}", self.token, self.proxy.port()))
+            .envs(has_tls.then_some(("EXEAT_PROXY_CA", &ca)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -183,8 +207,28 @@ impl Proxy {
         let code = |reply: &Reply| reply.header("exeat-refusal").map(|code| Told::Code(code.to_owned()));
         if by == By::Absolute {
             let request = ask.request(&url).header("host", named).header("proxy-authorization", self.authorization());
-            let reply = Reply::read(h1(self.connect().await, request.body(ask.body()).unwrap()).await).await;
+            let stream = self.connect("http/1.1").await;
+            let reply = Reply::read(h1(stream, request.body(ask.body()).unwrap()).await).await;
             return code(&reply);
+        }
+        if by == By::AbsoluteH2 {
+            let request = ask.request(&url).header("proxy-authorization", self.authorization());
+            return code(&self.connect_h2().await.send(request.body(ask.body()).unwrap()).await);
+        }
+        if by == By::ConnectH2 {
+            let mut proxy = self.connect_h2().await;
+            let tunnel = match proxy.connect_with(&to, &[("proxy-authorization", &self.authorization())]).await {
+                Ok(tunnel) => tunnel,
+                Err(reply) => return code(&reply),
+            };
+            let uri: Uri = url.parse().unwrap();
+            let request = ask.request(uri.path_and_query().unwrap().as_str()).header("host", authority);
+            let request = request.body(ask.body()).unwrap();
+            let response = match scheme {
+                "http" => h1(tunnel, request).await,
+                _ => h1(self.tls(&to, tunnel, "http/1.1").await, request).await,
+            };
+            return code(&Reply::read(response).await);
         }
         if by == By::Captured {
             let (host, port) = to.rsplit_once(':').unwrap();
@@ -226,7 +270,7 @@ impl Proxy {
             };
             return code(&Reply::read(response).await);
         }
-        let mut stream = self.connect().await;
+        let mut stream = self.connect("http/1.1").await;
         let head =
             format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", self.authorization());
         stream.write_all(head.as_bytes()).await.unwrap();
@@ -453,7 +497,9 @@ async fn start_hosts(more: &str) -> Hosts {
     captured.push(("plain.test", plain.port()));
     let listeners = Synthetic::of(builder.dir.path()).listeners(&captured);
     let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
-    let lab = builder.proxy(&format!("{listeners}{more}{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
+    Certificates::new(builder.dir.path());
+    let lab =
+        builder.proxy(&format!("{listeners}{TLS}{more}{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
     Hosts { lab, origin, plain, text, captured, closed, full, stranger, garbage, _sockets: sockets }
 }
 
@@ -588,9 +634,10 @@ async fn lab_with(more: &str) -> (Lab, Origin, Call) {
     let builder = LabBuilder::new().await;
     let origin = builder.origin("api.test").await;
     let port = origin.port();
+    Certificates::new(builder.dir.path());
     let listeners = Synthetic::of(builder.dir.path()).listeners(&[("api.test", port)]);
     let text = format!(
-        "{listeners}{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
+        "{listeners}{TLS}{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\nraw = true\n\
          tools = [\"http_get\", \"http_request\"]\nPLAN\n{more}"
@@ -621,7 +668,7 @@ async fn plan_limits_are_counted_alike_on_every_way() {
     let (lab, origin, ask) = lab_with("[plans.p]\nconcurrent = 1\n").await;
     let url = format!("https://api.test:{}/stall", origin.port());
     let request = lab.absolute("GET", &url).header("exeat-tool", "http_get").body(lab::client::empty()).unwrap();
-    let stream = lab.connect().await;
+    let stream = lab.proxy_tls(&["http/1.1"]).await;
     tokio::spawn(async move { h1(stream, request).await });
     while origin.seen().is_empty() {
         tokio::task::yield_now().await;
@@ -688,7 +735,8 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
         origin.port()
     );
     let at = Synthetic::of(&dir.join("state/exeat"));
-    let text = format!("{}{text}", at.listeners(&[("api.test", origin.port())]));
+    Certificates::new(dir);
+    let text = format!("{}{TLS}{text}", at.listeners(&[("api.test", origin.port())]));
     std::fs::write(
         dir.join("e.toml"),
         builder.config(&format!("{text}[[proxy.listeners]]\nlisten = \"unix:s.sock\"\nmode = \"socks5\"\n")),
@@ -700,7 +748,8 @@ async fn nothing_leaves_without_the_audit_log_on_any_way() {
     let mut out = BufReader::new(served.child.stdout.take().unwrap());
     let ca = std::fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
     let (socks, captured) = (SocksAt::Unix(dir.join("s.sock")), vec![("api.test", origin.port())]);
-    let gate = Proxy { proxy: served.proxy().parse().unwrap(), socks, captured, at, ca, token: TOKEN.to_owned() };
+    let (proxy, token, dir) = (served.proxy().parse().unwrap(), TOKEN.to_owned(), dir.to_owned());
+    let gate = Proxy { proxy, socks, captured, at, ca, token, dir };
     let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
     let done = tokio::task::block_in_place(|| gate.call(&ask));
     assert_eq!(done["response_status"], 200, "{done:#}");

@@ -13,3 +13,4 @@ pub mod stale_connections;
 pub mod truncation;
 pub mod websocket;
 pub mod websocket_frames;
+mod websocket_h2;

@@ -61,6 +61,10 @@ impl Echo {
         self.handshakes.lock().unwrap().clear();
     }
 
+    pub fn handshakes(&self) -> Vec<HeaderMap> {
+        self.handshakes.lock().unwrap().clone()
+    }
+
     pub fn seen(&self) -> Vec<Message> {
         self.messages.lock().unwrap().clone()
     }
@@ -86,8 +90,17 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Ok(answer)
     };
-    let mut socket = tokio_tungstenite::accept_hdr_async(stream, look).await.ok()?;
+    let socket = tokio_tungstenite::accept_hdr_async(stream, look).await.ok()?;
     handshakes.lock().unwrap().push(fields.clone());
+    serve_socket(socket, fields, messages).await
+}
+
+/// Serves a socket whose handshake had these fields.
+pub async fn serve_socket<S: AsyncRead + AsyncWrite + Unpin>(
+    mut socket: WebSocketStream<S>,
+    fields: HeaderMap,
+    messages: Arc<Mutex<Vec<Message>>>,
+) -> Option<()> {
     while let Some(Ok(message)) = socket.next().await {
         messages.lock().unwrap().push(message.clone());
         match &message {

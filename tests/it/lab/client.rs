@@ -231,7 +231,10 @@ impl Lab {
     }
 
     /// Opens a TLS connection in a tunnel.
-    pub async fn tls_over(&self, stream: TcpStream, to: &str, alpn: &[&str]) -> TlsStream<TcpStream> {
+    pub async fn tls_over<S>(&self, stream: S, to: &str, alpn: &[&str]) -> TlsStream<S>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         let host = to.rsplit_once(':').unwrap().0.trim_matches(['[', ']']).to_owned();
         TlsConnector::from(Arc::new(self.client_tls_config(alpn)))
             .connect(host.try_into().unwrap(), stream)

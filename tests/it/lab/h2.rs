@@ -79,7 +79,11 @@ pub struct Wire<T = TlsStream<TcpStream>> {
 
 impl Wire {
     pub async fn open(lab: &Lab, to: &str) -> Self {
-        let io = lab.tls(to, &["h2"]).await;
+        Self::over(lab.tls(to, &["h2"]).await)
+    }
+
+    /// Begins a connection over this one.
+    pub fn over(io: TlsStream<TcpStream>) -> Self {
         Self { io, out: [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat(), received: VecDeque::new() }
     }
 }

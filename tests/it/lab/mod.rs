@@ -4,6 +4,7 @@ pub mod captured;
 pub mod client;
 pub mod described;
 pub mod h2;
+pub mod h2_proxy;
 pub mod origin;
 pub mod page;
 pub mod upstream;
