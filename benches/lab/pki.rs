@@ -21,6 +21,14 @@ pub(crate) fn create_ca(dir: &Path, name: &str) {
     fs::write(dir.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
 }
 
+/// Writes `NAME.pem` and `NAME-key.pem` of a server's certificate for the host `localhost`.
+pub(crate) fn create_leaf(dir: &Path, ca: &str, name: &str) {
+    let Ca { issuer, leaf_key } = Ca::load(dir, ca);
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    fs::write(dir.join(format!("{name}.pem")), params.signed_by(&leaf_key, &issuer).unwrap().pem()).unwrap();
+    fs::write(dir.join(format!("{name}-key.pem")), leaf_key.serialize_pem()).unwrap();
+}
+
 /// Issues leaf certificates.
 pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,

@@ -34,6 +34,8 @@ pub(crate) enum Contender {
     /// The relays of this benchmark, without any policy.
     Relay,
     Exeat,
+    /// The same, with TLS to its clients.
+    ExeatTls,
     /// Another binary of exeat, for example an earlier one.
     Other,
     Squid,
@@ -77,6 +79,7 @@ impl Lab {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         pki::create_ca(dir.path(), "ca");
         pki::create_ca(dir.path(), "origin-ca");
+        pki::create_leaf(dir.path(), "ca", "proxy");
         let mut command = this_program("origin", dir.path());
         let mut origin = command.stdout(Stdio::piped()).spawn().unwrap();
         let origin_port = printed_port(&mut origin);
@@ -113,13 +116,14 @@ impl Proxy {
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Relay, Self::Exeat, Self::Other, Self::Squid, Self::Mitmproxy, Self::Tinyproxy];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Relay, Self::Exeat, Self::ExeatTls, Self::Other, Self::Squid, Self::Mitmproxy, Self::Tinyproxy];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Relay => "relay",
             Self::Exeat => "exeat",
+            Self::ExeatTls => "exeat with TLS",
             Self::Other => "other",
             Self::Squid => "squid",
             Self::Mitmproxy => "mitmproxy",
@@ -129,7 +133,7 @@ impl Contender {
 
     pub(crate) fn is_installed(self, lab: &Lab) -> bool {
         match self {
-            Self::Relay | Self::Exeat => true,
+            Self::Relay | Self::Exeat | Self::ExeatTls => true,
             Self::Other => lab.other.is_some(),
             Self::Squid | Self::Mitmproxy | Self::Tinyproxy => self.program().is_some(),
         }
@@ -139,7 +143,7 @@ impl Contender {
     pub(crate) fn version(self) -> String {
         let program = match self {
             Self::Relay => return "hyper and rustls, of this benchmark".to_owned(),
-            Self::Exeat | Self::Other => PathBuf::from(env!("CARGO_BIN_EXE_exeat")),
+            Self::Exeat | Self::ExeatTls | Self::Other => PathBuf::from(env!("CARGO_BIN_EXE_exeat")),
             _ => self.program().unwrap_or_default(),
         };
         let flag = if self == Self::Squid || self == Self::Tinyproxy { "-v" } else { "--version" };
@@ -185,6 +189,15 @@ impl Contender {
         ways
     }
 
+    /// Adds TLS to the listener of exeat.
+    fn add_tls(lab: &Lab, dir: &Path) {
+        let path = dir.join("exeat.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let [cert, key] = ["proxy.pem", "proxy-key.pem"].map(|name| lab.dir.path().join(name));
+        let tls = format!("[proxy]\ntls = {{ cert = \"{}\", key = \"{}\" }}\n", cert.display(), key.display());
+        fs::write(path, text.replace("[proxy]\n", &tls)).unwrap();
+    }
+
     /// Starts the proxy on the first core, with a directory of its own.
     pub(crate) fn start(self, lab: &Lab) -> Proxy {
         self.start_prepared(lab, SCALE, |_| {})
@@ -199,8 +212,10 @@ impl Contender {
         let mut other_ways = OtherWays { socks: 0, captured: Ipv4Addr::UNSPECIFIED };
         let exeat = |program: &Path| {
             daemon::configure(lab.dir.path(), dir.path(), ports, scale);
-            if self == Self::Exeat {
-                other_ways = Self::add_ways(lab, dir.path());
+            match self {
+                Self::Exeat => other_ways = Self::add_ways(lab, dir.path()),
+                Self::ExeatTls => Self::add_tls(lab, dir.path()),
+                _ => {}
             }
             prepare(&dir.path().join("state"));
             let mut command = Command::new(program);
@@ -209,7 +224,7 @@ impl Contender {
         };
         let command = match self {
             Self::Relay => this_program("relay", lab.dir.path()),
-            Self::Exeat => exeat(env!("CARGO_BIN_EXE_exeat").as_ref()),
+            Self::Exeat | Self::ExeatTls => exeat(env!("CARGO_BIN_EXE_exeat").as_ref()),
             Self::Other => exeat(lab.other.as_deref().unwrap()),
             Self::Squid => squid(lab, dir.path(), port, &self.program().unwrap()),
             Self::Mitmproxy => mitmproxy(lab, dir.path(), port, &self.program().unwrap()),

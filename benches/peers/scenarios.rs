@@ -8,11 +8,13 @@ use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use http::Request;
 use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http2::SendRequest;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -56,6 +58,10 @@ enum WayIn {
     /// To the address that stands for the name, as a program that knows no proxy.
     Captured,
     Socks5,
+    /// With CONNECT in TLS to the proxy, which is a connection for each.
+    ConnectTls,
+    /// With CONNECT on a stream of the only connection, of HTTP/2 in TLS, to the proxy.
+    Http2,
 }
 
 #[derive(Clone, Copy)]
@@ -90,6 +96,8 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario("new connection, same host", "µs CPU", INTERCEPTING, Kind::NewConnection(WayIn::Connect)),
     scenario("new connection, captured", "µs CPU", &["exeat"], Kind::NewConnection(WayIn::Captured)),
     scenario("new connection, SOCKS5", "µs CPU", &["exeat"], Kind::NewConnection(WayIn::Socks5)),
+    scenario("new connection, TLS to proxy", "µs CPU", &["exeat with TLS"], Kind::NewConnection(WayIn::ConnectTls)),
+    scenario("new connection, h2 to proxy", "µs CPU", &["exeat with TLS"], Kind::NewConnection(WayIn::Http2)),
     scenario("new host", "µs CPU", INTERCEPTING, Kind::NewHost),
     scenario("download", "s CPU per GB", INTERCEPTING, Kind::Download(false)),
     scenario("upload", "s CPU per GB", INTERCEPTING, Kind::Upload),
@@ -234,12 +242,16 @@ impl<'l> Stage<'l> {
                 self.timed(work.collect(), duration, micro).await
             }
             Kind::NewConnection(way) => {
-                self.timed(self.per_connection(8, way, |_| INSPECTED.to_owned()), duration, micro).await
+                let shared = match way {
+                    WayIn::Http2 => Some(self.connect_h2().await?),
+                    _ => None,
+                };
+                self.timed(self.per_connection(8, (way, shared), |_| INSPECTED.to_owned()), duration, micro).await
             }
             Kind::NewHost => {
                 static NEXT: AtomicUsize = AtomicUsize::new(0);
                 let next = |_| format!("new{}.bench.test", NEXT.fetch_add(1, Ordering::Relaxed) % NEW_HOSTS);
-                self.timed(self.per_connection(4, WayIn::Connect, next), duration, micro).await
+                self.timed(self.per_connection(4, (WayIn::Connect, None), next), duration, micro).await
             }
             Kind::Download(opaque) => {
                 let expected = text(65_536);
@@ -405,7 +417,7 @@ impl<'l> Stage<'l> {
                 }
                 tcp
             }
-            _ => {
+            WayIn::Connect | WayIn::Captured | WayIn::ConnectTls | WayIn::Http2 => {
                 let tcp = TcpStream::connect((ways.captured, self.lab.origin_port)).await.map_err(failed)?;
                 tcp.set_nodelay(true).map_err(failed)?;
                 tcp
@@ -413,6 +425,48 @@ impl<'l> Stage<'l> {
         };
         let name = ServerName::try_from(host.to_owned()).unwrap();
         let tls = TlsConnector::from(self.inspected.clone()).connect(name, tcp).await;
+        Ok(Connection::new(tls.map_err(|error| format!("TLS: {error}"))?))
+    }
+
+    /// Opens TLS to the proxy itself.
+    async fn tls_to_proxy(&self, protocol: &str) -> Result<TlsStream<TcpStream>, Failure> {
+        let config = pki::client_config(self.lab.dir.path(), "ca", &[protocol], false);
+        let tcp = client::connect(self.proxy.port).await?.stream;
+        let tls = TlsConnector::from(config).connect(ServerName::try_from("localhost").unwrap(), tcp).await;
+        tls.map_err(|error| format!("TLS to the proxy: {error}"))
+    }
+
+    /// Opens HTTP/2 to the proxy itself.
+    async fn connect_h2(&self) -> Result<SendRequest<Empty<Bytes>>, Failure> {
+        let tls = TokioIo::new(self.tls_to_proxy("h2").await?);
+        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), tls);
+        let (sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    /// Opens a tunnel on a stream.
+    async fn open_stream(
+        &self,
+        mut sender: SendRequest<Empty<Bytes>>,
+        host: &str,
+    ) -> Result<TokioIo<Upgraded>, Failure> {
+        let request = Request::connect(format!("{host}:{}", self.lab.origin_port));
+        let request = request.header("proxy-authorization", PROXY_AUTHORIZATION).body(Empty::new()).unwrap();
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        if response.status() != 200 {
+            return Err(format!("CONNECT: {}", response.status()));
+        }
+        hyper::upgrade::on(response).await.map(TokioIo::new).map_err(|error| error.to_string())
+    }
+
+    /// Opens TLS in a tunnel.
+    async fn inside<S>(&self, tunnel: S, host: &str) -> Result<Connection<TlsStream<S>>, Failure>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let name = ServerName::try_from(host.to_owned()).unwrap();
+        let tls = TlsConnector::from(self.inspected.clone()).connect(name, tunnel).await;
         Ok(Connection::new(tls.map_err(|error| format!("TLS: {error}"))?))
     }
 
@@ -429,24 +483,40 @@ impl<'l> Stage<'l> {
     fn per_connection(
         &self,
         clients: usize,
-        way: WayIn,
+        (way, shared): (WayIn, Option<SendRequest<Empty<Bytes>>>),
         host: impl Fn(usize) -> String + Copy,
     ) -> Vec<impl AsyncFnOnce(&Progress) -> Result<(), Failure>> {
         let expected = text(1_024);
         let port = self.lab.origin_port;
         let one = |n: usize| {
-            let expected = expected.clone();
+            let (expected, shared) = (expected.clone(), shared.clone());
             async move |progress: &Progress| {
                 loop {
                     let host = host(n);
                     let start = Instant::now();
                     let known = if host == INSPECTED { self.proxy.contender.connect_host(&host) } else { &host };
-                    let mut client = match way {
-                        WayIn::Connect => self.open_tls(known, &host, false).await?,
-                        WayIn::Captured | WayIn::Socks5 => self.open_otherwise(way, &host).await?,
-                    };
                     let head = format!("GET /text/1024 HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
-                    client.exchange(head.as_bytes(), &expected, 1_024).await?;
+                    let head = head.as_bytes();
+                    match (way, &shared) {
+                        (WayIn::Connect, _) => {
+                            self.open_tls(known, &host, false).await?.exchange(head, &expected, 1_024).await?;
+                        }
+                        (WayIn::Captured | WayIn::Socks5, _) => {
+                            self.open_otherwise(way, &host).await?.exchange(head, &expected, 1_024).await?;
+                        }
+                        (WayIn::Http2, Some(shared)) => {
+                            let tunnel = self.open_stream(shared.clone(), known).await?;
+                            self.inside(tunnel, &host).await?.exchange(head, &expected, 1_024).await?;
+                        }
+                        (WayIn::ConnectTls | WayIn::Http2, _) => {
+                            let mut outer = Connection::new(self.tls_to_proxy("http/1.1").await?);
+                            let answer = outer.ask_for_tunnel(PROXY_AUTHORIZATION, known, port).await?;
+                            if answer.status != 200 {
+                                return Err(format!("CONNECT: {}", answer.status));
+                            }
+                            self.inside(outer.stream, &host).await?.exchange(head, &expected, 1_024).await?;
+                        }
+                    }
                     progress.done(1, start);
                 }
             }

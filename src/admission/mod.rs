@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::fair_queue::FairQueue;
@@ -30,6 +30,9 @@ const MIN_PER_SOURCE: usize = 16;
 const GRACE_MS: (usize, usize) = (10, 250);
 /// Time after the deadline in which an unidentified connection may still receive the last response.
 const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The longest wait of a stream for the slot of an evicted connection.
+const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The slots of all listeners of one kind.
 pub(crate) struct Admission {
@@ -179,6 +182,25 @@ impl Admission {
         Ok(Slot { admission: self.clone(), id, deadline, evicted, identified: AtomicBool::new(false) })
     }
 
+    /// Takes a slot for something identified, and returns its number. If there is none, evicts the oldest unidentified connection.
+    ///
+    /// # Errors
+    /// [`Full`] if none is free yet.
+    fn take_identified(&self) -> Result<u64, Full> {
+        let mut state = self.lock();
+        if state.held >= self.total {
+            if state.evicted == 0 {
+                let oldest = *state.unidentified.keys().next().ok_or(Full::Identified)?;
+                state.evict(oldest, Instant::now(), self.grace).map_err(Full::AtTotalLimit)?;
+            }
+            return Err(Full::Evicting);
+        }
+        state.held = state.held.saturating_add(1);
+        let id = state.next;
+        state.next = state.next.wrapping_add(1);
+        Ok(id)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Code under this lock panics only when memory is exhausted.
         self.state.lock()
@@ -250,19 +272,31 @@ impl Slot {
         &self.admission.queue
     }
 
-    /// Takes a slot beside this one, for what counts as a connection but is not accepted as one: a stream of an identified
-    /// connection. Returns `None` if all are in use.
-    pub(crate) fn another(&self) -> Option<Self> {
-        let mut state = self.admission.lock();
-        if state.held >= self.admission.total {
-            return None;
+    /// Takes a slot beside this one, for what counts as a connection but is not accepted as one: a stream of an identified connection.
+    /// If all are in use, the oldest unidentified connection is evicted, and its end is waited for. Returns `None` if identified ones
+    /// hold all slots, or the wait is too long.
+    pub(crate) async fn another(&self) -> Option<Self> {
+        let deadline = Instant::now() + ROOM_TIMEOUT;
+        loop {
+            let changed = self.admission.changed();
+            tokio::pin!(changed);
+            // Armed before the state is read, so that no change is missed.
+            changed.as_mut().enable();
+            let until = match self.admission.take_identified() {
+                Ok(id) => {
+                    let (admission, evicted) = (self.admission.clone(), CancellationToken::new());
+                    let identified = AtomicBool::new(true);
+                    return Some(Self { admission, id, deadline: self.deadline, evicted, identified });
+                }
+                Err(Full::Identified) => return None,
+                Err(Full::Evicting) => deadline,
+                Err(Full::AtSourceLimit(until) | Full::AtTotalLimit(until)) => until.min(deadline),
+            };
+            let _ = timeout_at(until, changed).await;
+            if Instant::now() >= deadline {
+                return None;
+            }
         }
-        state.held = state.held.saturating_add(1);
-        let id = state.next;
-        state.next = state.next.wrapping_add(1);
-        drop(state);
-        let (admission, evicted) = (self.admission.clone(), CancellationToken::new());
-        Some(Self { admission, id, deadline: self.deadline, evicted, identified: AtomicBool::new(true) })
     }
 
     /// Returns when the connection is evicted.
@@ -440,5 +474,40 @@ mod tests {
         }
         let state = admission.lock();
         assert_eq!((state.held, state.evicted, state.unidentified.len(), state.by_source.len()), (0, 0, 0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_takes_a_free_slot_or_that_of_an_unidentified_connection() {
+        let admission = admission(4);
+        let mut held = admitted(&admission, 1, 1);
+        held.iter().for_each(|slot| assert!(slot.identify()));
+        let stream = held[0].another().await.expect("one is free");
+        assert!(stream.deadline().is_none() && admission.free() == 2);
+        drop(stream);
+        assert_eq!(admission.free(), 3);
+        held.extend([held[0].another().await.unwrap(), held[0].another().await.unwrap()]);
+        let unidentified = admission.admit(source(2)).unwrap();
+        let waits = tokio::spawn({
+            let first = held.remove(0);
+            async move { (first.another().await.is_some(), first) }
+        });
+        // The oldest is evicted after its grace period, and its slot is taken when it has ended.
+        unidentified.evicted().await;
+        assert!(!waits.is_finished());
+        drop(unidentified);
+        let (is_taken, first) = waits.await.unwrap();
+        assert!(is_taken);
+        drop(held);
+        assert_eq!(admission.free(), 3, "the stream's own slot went with its owner");
+        // Identified connections are not evicted, and an evicted one that does not end is not waited for long.
+        let held: Vec<Slot> = admitted(&admission, 3, 1).into_iter().inspect(|slot| assert!(slot.identify())).collect();
+        let (second, third) = (first.another().await.unwrap(), first.another().await.unwrap());
+        assert!(first.another().await.is_none());
+        drop(third);
+        let _stays = admission.admit(source(4)).unwrap();
+        let begin = Instant::now();
+        assert!(first.another().await.is_none());
+        assert!(begin.elapsed() >= ROOM_TIMEOUT);
+        drop((held, second));
     }
 }

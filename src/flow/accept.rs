@@ -144,7 +144,7 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
     let peer = accepted.peer();
     let deadline = Instant::now() + services.settings.proxy.handshake_timeout;
     let deadline = slot.deadline().map_or(deadline, |slot_deadline| slot_deadline.min(deadline));
-    let Opened { stream, peer, watch, mode, http2 } =
+    let Opened { stream, peer, watch, mode, is_http2, server_name } =
         match timeout_at(deadline, services.connection_setup.open(accepted)).await {
             Ok(Ok(opened)) => opened,
             Ok(Err(error)) => {
@@ -162,15 +162,14 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
         slot: slot.clone(),
         member,
         watch,
-        tunnel: None,
+        is_multiplexed: is_http2,
+        stream: None,
         unidentified: AtomicU32::new(0),
     };
     let client = Arc::new(client);
     match mode {
-        ListenerMode::Proxy => match http2 {
-            None => connection::serve(client, stream).await,
-            Some(own) => Box::pin(http2_connection::serve(client, stream, own)).await,
-        },
+        ListenerMode::Proxy if is_http2 => Box::pin(http2_connection::serve(client, stream, server_name)).await,
+        ListenerMode::Proxy => connection::serve(client, stream).await,
         ListenerMode::Socks5 => Box::pin(socks::serve(client, stream)).await,
         ListenerMode::Transparent => Box::pin(captured::serve(client, stream)).await,
         // Such a listener is another one.

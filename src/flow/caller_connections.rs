@@ -46,6 +46,11 @@ impl CallerConnections {
 }
 
 impl ConnectionSlots {
+    /// Returns whether no caller has a slot.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     /// Takes a slot for a caller, unless the connection has one for it.
     ///
     /// # Errors

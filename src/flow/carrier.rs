@@ -1,4 +1,4 @@
-//! The connection that a request to the proxy has arrived on, as far as the version of HTTP matters.
+//! The connection that a request to the proxy has arrived on: one of HTTP/1.1, or a stream of HTTP/2.
 
 use std::sync::Arc;
 
@@ -31,33 +31,34 @@ impl Carrier {
     }
 
     /// Returns the client's side of the tunnel that a CONNECT requests.
-    pub(super) fn side(&self, request: &mut Request<Incoming>) -> ClientSide {
+    pub(super) fn client_side(&self, request: &mut Request<Incoming>) -> ClientSide {
         let upgrade = hyper::upgrade::on(request);
         match self {
             Self::Http1(_) => ClientSide::Upgrade(upgrade),
-            Self::Http2(of) => ClientSide::Http2(upgrade, of.stream().clone()),
+            Self::Http2(request) => ClientSide::Http2(upgrade, request.stream().clone()),
         }
     }
 
-    /// Notes that the caller is known. A stream counts as a connection of its caller.
+    /// Counts a stream as a connection of its caller.
     ///
     /// # Errors
-    /// [`Fail::Overloaded`](crate::model::refusal::Fail::Overloaded) if the caller has too many.
-    pub(super) fn identified(&self, client: &Client, caller: &Caller) -> Verdict<()> {
+    /// [`Fail::Overloaded`](crate::model::refusal::Fail::Overloaded) if the caller has too many, or the proxy has no free slot.
+    pub(super) async fn count(&self, client: &Client, caller: &Caller) -> Verdict<()> {
         match self {
             Self::Http1(_) => Ok(()),
-            Self::Http2(of) => of.stream().identify(client, caller),
+            Self::Http2(request) => request.stream().identify(client, caller).await,
         }
     }
 
-    /// Returns the client of a tunnel that is opened. A connection is the tunnel's own from now on.
+    /// Returns the client of a tunnel that is opened: that of the connection, which carries nothing else from now on, or a new one for
+    /// the stream.
     pub(super) fn tunnel_client(&self, client: &Arc<Client>) -> Arc<Client> {
         match self {
             Self::Http1(gate) => {
                 gate.accept_upgrade();
                 client.clone()
             }
-            Self::Http2(of) => of.tunnel_client(client),
+            Self::Http2(request) => request.tunnel_client(client),
         }
     }
 
@@ -65,12 +66,12 @@ impl Carrier {
     pub(super) fn end(&self) {
         match self {
             Self::Http1(gate) => gate.end_after_request(),
-            Self::Http2(of) => of.end(),
+            Self::Http2(request) => request.end(),
         }
     }
 
-    /// Ends the connection with a CONNECT that opens no tunnel, if the bytes that follow it there may not be HTTP
-    /// (RFC 9112 §11.2).
+    /// Ends an HTTP/1.1 connection with a CONNECT that opens no tunnel: the bytes that follow it may be meant for the tunnel, and must
+    /// not be read as requests (RFC 9112 §11.2). Over HTTP/2 they stay on their stream.
     pub(super) fn end_after_connect(&self) {
         if let Self::Http1(gate) = self {
             gate.end_after_request();

@@ -30,8 +30,10 @@ pub(super) struct Client {
     /// The task of the connection. It shares a queue with all unidentified connections, and then has that of its caller.
     pub(super) member: Membership,
     pub(super) watch: DisconnectWatch,
+    /// Its requests arrive on streams that count as connections themselves.
+    pub(super) is_multiplexed: bool,
     /// The stream of a tunnel over HTTP/2, which is a client of its own.
-    pub(super) tunnel: Option<TunnelStream>,
+    pub(super) stream: Option<TunnelStream>,
     /// Consecutive requests without a known caller.
     pub(super) unidentified: AtomicU32,
 }
@@ -42,15 +44,16 @@ const MAX_UNIDENTIFIED: u32 = 32;
 
 impl Client {
     /// Returns the client of a tunnel on a stream of this connection.
-    pub(super) fn of_stream(&self, tunnel: TunnelStream) -> Arc<Self> {
+    pub(super) fn of_stream(&self, stream: TunnelStream) -> Arc<Self> {
         Arc::new(Self {
             services: self.services.clone(),
             peer: self.peer.clone(),
             connection_slots: ConnectionSlots::default(),
             slot: self.slot.clone(),
-            member: tunnel.state.member().clone(),
+            member: stream.state.member().clone(),
             watch: self.watch.clone(),
-            tunnel: Some(tunnel),
+            is_multiplexed: false,
+            stream: Some(stream),
             unidentified: AtomicU32::new(0),
         })
     }
@@ -82,15 +85,10 @@ impl Client {
         let client = self.clone();
         // Boxed, because the waiting for the others holds the future twice.
         let tunnel = Box::pin(tunnel);
-        if self.tunnel.is_some() {
+        if self.stream.is_some() {
+            // The tunnel watches its stream itself.
             return self.spawn(async move {
-                tokio::select! {
-                    // Polled first, because it may record why it ends.
-                    biased;
-                    () = tunnel => {}
-                    () = client.gone() => {}
-                    () = client.services.abort.cancelled() => {}
-                }
+                client.services.abort.run_until_cancelled(tunnel).await;
             });
         }
         self.spawn(async move {
@@ -104,17 +102,20 @@ impl Client {
         });
     }
 
-    /// Returns once the client has reset the stream of its tunnel. That is how most clients close one.
-    pub(super) async fn has_reset(&self) {
-        match &self.tunnel {
-            Some(stream) => stream.state.reset().await,
-            None => std::future::pending().await,
+    /// Runs something that is of no use once the client has reset the stream of its tunnel. A connection is watched as a whole.
+    pub(super) async fn until_reset(&self, work: impl Future<Output = ()>) {
+        match &self.stream {
+            None => work.await,
+            Some(stream) => tokio::select! {
+                () = stream.gone() => {}
+                () = work => {}
+            },
         }
     }
 
     /// Returns once the client has disconnected. Work for the client ends then, because no response can reach it.
     pub(super) async fn gone(&self) {
-        match &self.tunnel {
+        match &self.stream {
             None => self.watch.gone(self.services.settings.proxy.header_timeout).await,
             Some(stream) => stream.gone().await,
         }

@@ -1,4 +1,4 @@
-//! Serves HTTP/1.1 on one client connection, and runs the stages that apply once per destination.
+//! Serves HTTP/1.1 on one client connection, and answers requests to the proxy, which have arrived by either version of HTTP.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -110,7 +110,7 @@ pub(super) async fn answer(
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
     let upgrade = carrier.upgrade(&mut request);
-    let side = connect.then(|| carrier.side(&mut request));
+    let side = connect.then(|| carrier.client_side(&mut request));
     let result = handle(client, carrier, (page, request), &mut record).await;
     let refusal = result.as_ref().err().map(|refused| refused.refusal);
     services.settle(refusal, &mut record).await;
@@ -222,13 +222,20 @@ pub(super) async fn identify(
     }
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, headers, &client.peer).await?;
-    let slot = client.connection_slots.acquire(&services.caller_connections, caller.execution());
+    // The streams of a connection count for their callers themselves, so it counts for its first one only.
+    let counts = !client.is_multiplexed || client.connection_slots.is_empty();
+    let slot = match counts {
+        true => client.connection_slots.acquire(&services.caller_connections, caller.execution()),
+        false => Ok(()),
+    };
     // Before anything that may take long: an unidentified connection is closed for a newer one.
     let is_admitted = slot.is_ok() && client.slot.identify();
     prepare(&policy, &caller).await;
     record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
     slot?;
-    client.member.move_to(&services.queues.of(caller.execution()));
+    if counts {
+        client.member.move_to(&services.queues.of(caller.execution()));
+    }
     if !is_admitted {
         return Err(Fail::Overloaded.into());
     }
@@ -248,7 +255,7 @@ async fn handle(
     // In a captured request, such a field is for another proxy.
     let (nothing, fields) = (HeaderMap::new(), request.headers());
     let (policy, caller) = identify(client, if captured.is_some() { &nothing } else { fields }, record).await?;
-    carrier.identified(client, &caller)?;
+    carrier.count(client, &caller).await?;
     // Over HTTP/1.1, the raw head has been checked.
     parse::count_fields(request.headers())?;
     if page.is_some() && client.peer.is_known_by_address() && matches!(caller.proof(), Proof::Listener) {

@@ -10,13 +10,12 @@ use http::header::HOST;
 use http::uri::Scheme;
 use http::{HeaderValue, Request, Response, Uri};
 use hyper::body::Incoming;
-use tokio::sync::Notify;
 
 use super::carrier::Carrier;
 use super::client::{Client, ClientStream};
 use super::connection;
 use super::http2_server::{self, ENDED_GRACE, Http2Service, NotProcessed, Windows};
-use super::http2_streams::{StreamState, TunnelStream};
+use super::http2_streams::{Event, StreamState, TunnelStream};
 use super::open_answers::OpenAnswers;
 use super::respond::AnswerBody;
 use super::self_api;
@@ -28,30 +27,25 @@ use crate::stages::message::h2_trailers::is_over_budget;
 /// A connection, as its requests share it.
 pub(super) struct Http2Connection {
     client: Arc<Client>,
-    /// The host that the client knows the proxy by.
-    own: Host,
-    /// A request has arrived.
+    /// The name of the proxy in the client's TLS handshake (SNI).
+    proxy_name: Option<Host>,
+    /// Set by the first request. A later error of the protocol is not logged: the requests have lines of their own.
     is_used: AtomicBool,
-    ending: Arc<Ending>,
-}
-
-/// The end of a connection with too many requests of unknown callers.
-#[derive(Default)]
-struct Ending {
-    has_begun: AtomicBool,
-    begun: Notify,
+    /// There were too many requests of unknown callers.
+    ending: Arc<Event>,
 }
 
 /// A request, with the connection that it has arrived on.
 pub(super) struct Http2Request {
     stream: Arc<StreamState>,
     answers: Arc<OpenAnswers>,
-    ending: Arc<Ending>,
+    ending: Arc<Event>,
 }
 
 /// Serves a connection until it ends or fails, or the daemon drains.
-pub(super) async fn serve(client: Arc<Client>, stream: ClientStream, own: Host) {
-    let connection = Arc::new(Http2Connection { client, own, is_used: AtomicBool::new(false), ending: Arc::default() });
+pub(super) async fn serve(client: Arc<Client>, stream: ClientStream, proxy_name: Option<Host>) {
+    let (is_used, ending) = (AtomicBool::new(false), Arc::default());
+    let connection = Arc::new(Http2Connection { client, proxy_name, is_used, ending });
     let client = &connection.client;
     let served = async {
         if let Err(error) = http2_server::serve(&connection, Windows::CLIENT, stream).await {
@@ -66,8 +60,9 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream, own: Host) 
 }
 
 impl Http2Service for Http2Connection {
-    // Clients open a tunnel for one.
+    // A client opens a tunnel for one, as over HTTP/1.1 for most.
     const HAS_WEBSOCKETS: bool = false;
+    const IS_SHARED: bool = true;
 
     fn client(&self) -> &Client {
         &self.client
@@ -77,12 +72,13 @@ impl Http2Service for Http2Connection {
         Timeouts::default().idle
     }
 
-    fn end(&self) -> &Notify {
-        &self.ending.begun
+    fn ending(&self) -> &Event {
+        &self.ending
     }
 
     fn grace(&self) -> Duration {
-        if self.ending.has_begun.load(Ordering::Relaxed) { ENDED_GRACE } else { Duration::MAX }
+        // Nothing new is served on a connection that ends, and identified callers may have tunnels on it.
+        if self.client.slot.deadline().is_some() { ENDED_GRACE } else { Duration::MAX }
     }
 
     async fn answer(
@@ -92,7 +88,7 @@ impl Http2Service for Http2Connection {
     ) -> Result<Response<AnswerBody>, NotProcessed> {
         self.is_used.store(true, Ordering::Relaxed);
         let stream = StreamState::current().ok_or(NotProcessed)?;
-        if self.ending.has_begun.load(Ordering::Relaxed) {
+        if self.ending.is_set() {
             return Err(NotProcessed);
         }
         self.address_own_path(&mut request);
@@ -117,12 +113,21 @@ impl Http2Connection {
     fn address_own_path(&self, request: &mut Request<Incoming>) {
         let uri = request.uri();
         let is_own = uri.scheme() == Some(&Scheme::HTTPS)
-            && uri.host().and_then(|host| Host::parse(host).ok()).is_some_and(|host| host == self.own);
+            && uri.host().and_then(|host| Host::parse(host).ok()).is_some_and(|host| self.is_proxy(&host));
         let path = uri.path_and_query().filter(|path| is_own && self_api::has_path(path.path())).cloned();
         let (Some(path), Some(authority)) = (path, uri.authority().cloned()) else { return };
         *request.uri_mut() = Uri::from(path);
         if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
             request.headers_mut().insert(HOST, host);
+        }
+    }
+
+    /// Returns whether the client knows the proxy by this host. One that connects to an address sends no name in its handshake
+    /// (RFC 6066 §3), and the address may be another one here, because of port mapping or NAT.
+    fn is_proxy(&self, host: &Host) -> bool {
+        match &self.proxy_name {
+            Some(name) => host == name,
+            None => matches!(host, Host::Ip(_)),
         }
     }
 }
@@ -137,9 +142,8 @@ impl Http2Request {
         client.of_stream(TunnelStream::new(self.stream.clone(), self.answers.begin()))
     }
 
-    /// Ends the connection, with the responses so far.
+    /// Ends the connection once the open responses have been sent, or after [`ENDED_GRACE`]. Open tunnels may finish.
     pub(super) fn end(&self) {
-        self.ending.has_begun.store(true, Ordering::Relaxed);
-        self.ending.begun.notify_one();
+        self.ending.set();
     }
 }

@@ -1,6 +1,6 @@
 //! The HTTP/2 server, on client connections and inside tunnels.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -9,12 +9,11 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
-use super::http2_streams::StreamExecutor;
+use super::http2_streams::{Event, StreamExecutor, StreamState};
 use super::open_answers::{OpenAnswers, Waiting};
 use super::respond::{self, AnswerBody};
 use super::write_state::WatchedWrites;
@@ -31,6 +30,10 @@ const GOAWAY_DELAY: Duration = Duration::from_millis(100);
 /// Interval at which a connection is checked for open responses before GOAWAY, when the daemon stops, and the longest wait.
 const GAP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const GAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time after GOAWAY in which requests are still processed.
+const LEAVING_GRACE: Duration = Duration::from_secs(1);
+/// The longest time to write the rest of what has been sent, after the last request has ended.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest time for which a connection lives after it is to be ended, until GOAWAY and after it.
 pub(super) const ENDED_GRACE: Duration = Duration::from_secs(1);
 
@@ -41,7 +44,7 @@ pub(super) struct Windows {
     stream: u32,
     /// The window of the connection, in bytes.
     pub(super) connection: u32,
-    /// The data of a stream that the client does not read, in bytes.
+    /// The most response data that is buffered for a stream, in bytes.
     send: usize,
     /// The number of streams at a time.
     streams: u32,
@@ -56,7 +59,7 @@ impl Windows {
     /// A client connection, of which each stream counts as a connection of its caller. A stream whose data is not taken fills its own
     /// window, and never that of the connection, so it does not stop the others.
     pub(super) const CLIENT: Self =
-        Self { stream: 256 * 1024, connection: STREAMS * 256 * 1024, send: 256 * 1024, streams: STREAMS };
+        Self { stream: 256 * 1024, connection: STREAMS * 256 * 1024, send: 64 * 1024, streams: STREAMS };
 }
 
 /// A request that is not answered. Its stream is reset, and the client may repeat the request (RFC 9113 §8.7).
@@ -66,14 +69,16 @@ pub(super) struct NotProcessed;
 pub(super) trait Http2Service: Send + Sync + 'static {
     /// Whether a request may be the handshake of a WebSocket (RFC 8441).
     const HAS_WEBSOCKETS: bool;
+    /// Whether several destinations share the connection. Then an overdue answer ends its stream alone.
+    const IS_SHARED: bool;
 
     fn client(&self) -> &Client;
 
     /// Returns how long the connection may be without a request.
     fn idle(&self) -> Duration;
 
-    /// Returns what is notified when the connection is to end, once the responses so far have been sent.
-    fn end(&self) -> &Notify;
+    /// Returns the event with which the connection is to end, once the responses so far have been sent.
+    fn ending(&self) -> &Event;
 
     /// Returns how long the requests in flight may take after GOAWAY.
     fn grace(&self) -> Duration;
@@ -97,20 +102,29 @@ pub(super) async fn serve<S: Http2Service>(
 ) -> hyper::Result<()> {
     let client = service.client();
     let answers = &Arc::new(OpenAnswers::new(&client.services.open_counts.h2_streams));
+    let leaving = &Arc::<OnceLock<Instant>>::default();
     let handler = service_fn(|request| {
         let (service, answers, open) = (service.clone(), answers.clone(), answers.begin());
+        let leaving = leaving.clone();
         async move {
             // hyper keeps the memory of this future until the stream ends, so the large one is apart.
             let answer = Box::pin(async {
+                open.set_stream(StreamState::current()?);
+                // The final GOAWAY waits for a client's PING.
+                if leaving.get().is_some_and(|since| since.elapsed() > LEAVING_GRACE) {
+                    return None;
+                }
                 let waiting = Waiting::of(open.clone());
-                let answer = service.answer(request, &answers).await;
-                let answer = answer.map_err(|NotProcessed| h2::Error::from(h2::Reason::REFUSED_STREAM))?;
-                let answer = respond::tracked(answer, open);
+                let answer = respond::tracked(service.answer(request, &answers).await.ok()?, open);
+                // What a client without a token has sent is not kept while it reads nothing.
+                if service.client().slot.deadline().is_some() && answers.writes().is_blocked() {
+                    return None;
+                }
                 answers.writes().unblocked().await;
                 waiting.over();
-                Ok::<_, h2::Error>(answer)
+                Some(answer)
             });
-            answer.await
+            answer.await.ok_or(h2::Error::from(h2::Reason::REFUSED_STREAM))
         }
     });
     let ended = CancellationToken::new();
@@ -126,12 +140,18 @@ pub(super) async fn serve<S: Http2Service>(
     tokio::select! {
         ended = &mut connection => ended,
         () = wait_until_idle(&**service, answers) => {
+            let _ = leaving.set(Instant::now());
             connection.as_mut().graceful_shutdown();
             // Requests in flight may finish. A client that does not close must not keep its slot.
-            tokio::select! {
-                ended = &mut connection => ended,
-                _ = timeout(service.grace(), wait_until_drained(&**service, answers)) => Ok(()),
+            let are_answered = tokio::select! {
+                ended = &mut connection => return ended,
+                drained = timeout(service.grace(), wait_until_drained(&**service, answers)) => drained.unwrap_or(false),
+            };
+            if !are_answered {
+                return Ok(());
             }
+            // The last bytes of a tunnel may not have been written.
+            timeout(FLUSH_TIMEOUT, connection).await.unwrap_or(Ok(()))
         }
     }
 }
@@ -158,7 +178,7 @@ async fn wait_until_idle(service: &impl Http2Service, answers: &OpenAnswers) {
             (idle_since, seen) = (Instant::now(), begun);
         }
         let limit = if begun > 0 { service.idle() } else { header };
-        if idle_since.elapsed() >= limit || answers.has_overdue(service.idle()) {
+        if idle_since.elapsed() >= limit || has_overdue(service, answers) {
             return;
         }
     }
@@ -182,7 +202,7 @@ async fn wait_for_gap(service: &impl Http2Service, answers: &OpenAnswers) {
 /// Returns some time after the connection is to end and the responses have been sent. Java drops a response that follows
 /// GOAWAY.
 async fn wait_until_ending(service: &impl Http2Service, answers: &OpenAnswers) {
-    service.end().notified().await;
+    service.ending().wait().await;
     let sent = async {
         loop {
             tokio::time::sleep(GOAWAY_DELAY).await;
@@ -195,14 +215,20 @@ async fn wait_until_ending(service: &impl Http2Service, answers: &OpenAnswers) {
     let _ = timeout(ENDED_GRACE, sent).await;
 }
 
-/// Returns once no request is open, or an answer is overdue.
-async fn wait_until_drained(service: &impl Http2Service, answers: &OpenAnswers) {
+/// Returns true once no request is open, or false if an answer is overdue.
+async fn wait_until_drained(service: &impl Http2Service, answers: &OpenAnswers) -> bool {
     loop {
         tokio::time::sleep(GOAWAY_POLL_INTERVAL).await;
-        if !answers.any() || answers.has_overdue(service.idle()) {
-            return;
+        let is_over = !answers.any();
+        if is_over || has_overdue(service, answers) {
+            return is_over;
         }
     }
+}
+
+/// Returns whether the connection has to end because an answer is overdue.
+fn has_overdue<S: Http2Service>(service: &S, answers: &OpenAnswers) -> bool {
+    if S::IS_SHARED { answers.end_overdue(service.idle()) } else { answers.has_overdue(service.idle()) }
 }
 
 /// Returns the server. hyper and h2 enforce the limits against rapid reset and similar attacks.

@@ -14,13 +14,13 @@ use hyper_util::rt::TokioIo;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::client::Client;
 use super::exchange::{self, Destination};
 use super::http1_server;
 use super::http2_server::{self, ENDED_GRACE, Http2Service, NotProcessed, Windows};
+use super::http2_streams::Event;
 use super::open_answers::OpenAnswers;
 use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
@@ -58,8 +58,8 @@ pub(super) struct InnerServer {
     target: Target,
     to: Verdict<Destination>,
     limited: Option<ReachedLimit>,
-    /// Notified when a request has been refused because of its destination.
-    has_refused: Notify,
+    /// A request has been refused because of its destination.
+    has_refused: Event,
     /// The record of the tunnel itself, until a request arrives. Each request has its own record.
     tunnel_record: Mutex<Option<Record>>,
     /// The call that was counted for the CONNECT, until a request uses it.
@@ -85,7 +85,7 @@ impl InnerServer {
     pub(super) fn new(client: Arc<Client>, tunnel: TunnelTarget, record: Record) -> Self {
         let TunnelTarget { caller, target, to, limited, prepaid, is_used } = tunnel;
         let (tunnel_record, prepaid) = (Mutex::new(Some(record)), Mutex::new(prepaid));
-        Self { client, caller, target, to, limited, has_refused: Notify::new(), tunnel_record, prepaid, is_used }
+        Self { client, caller, target, to, limited, has_refused: Event::default(), tunnel_record, prepaid, is_used }
     }
 
     pub(super) async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
@@ -99,7 +99,7 @@ impl InnerServer {
             let gate = gate.clone();
             async move {
                 let _unanswered = unanswered;
-                let answer = inner.answer_with(request, upgrade).await;
+                let answer = inner.answer_request(request, upgrade).await;
                 if inner.to.is_ok() {
                     return Ok::<_, Infallible>(http1_server::last_at_takeover(answer, false, &inner.client.services));
                 }
@@ -214,7 +214,11 @@ impl InnerServer {
             .reserve_for(to.admitted.caller().execution(), u64::from(Windows::TUNNEL.connection))
     }
 
-    async fn answer_with(&self, request: Request<Incoming>, upgrade: Option<PendingUpgrade>) -> Response<AnswerBody> {
+    async fn answer_request(
+        &self,
+        request: Request<Incoming>,
+        upgrade: Option<PendingUpgrade>,
+    ) -> Response<AnswerBody> {
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
         self.mark_used(&mut record);
@@ -245,7 +249,7 @@ impl InnerServer {
 
     /// Returns the refusal of the destination.
     fn refuse(&self, refusal: Refusal, record: &mut Record) -> Refusal {
-        self.has_refused.notify_one();
+        self.has_refused.set();
         match (refusal, self.limited) {
             (Refusal::Deny(deny), Some(limited)) => record.limited(deny, limited),
             _ => refusal,
@@ -255,6 +259,7 @@ impl InnerServer {
 
 impl Http2Service for InnerServer {
     const HAS_WEBSOCKETS: bool = true;
+    const IS_SHARED: bool = false;
 
     fn client(&self) -> &Client {
         &self.client
@@ -265,7 +270,7 @@ impl Http2Service for InnerServer {
         policy.task(self.caller.task()).map_or(Duration::ZERO, |task| task.idle())
     }
 
-    fn end(&self) -> &Notify {
+    fn ending(&self) -> &Event {
         &self.has_refused
     }
 
@@ -279,7 +284,7 @@ impl Http2Service for InnerServer {
         answers: &Arc<OpenAnswers>,
     ) -> Result<Response<AnswerBody>, NotProcessed> {
         let upgrade = PendingUpgrade::of_stream(&mut request, answers);
-        Ok(self.answer_with(request, upgrade).await)
+        Ok(self.answer_request(request, upgrade).await)
     }
 }
 

@@ -147,8 +147,10 @@ pub(crate) struct Opened {
     pub(crate) peer: Peer,
     pub(crate) watch: DisconnectWatch,
     pub(crate) mode: ListenerMode,
-    /// The host that the client knows the proxy by, if it has chosen HTTP/2.
-    pub(crate) http2: Option<Host>,
+    /// The client has chosen HTTP/2.
+    pub(crate) is_http2: bool,
+    /// The name in the client's TLS handshake.
+    pub(crate) server_name: Option<Host>,
 }
 
 /// The address of an open listener for sandboxes.
@@ -478,30 +480,26 @@ impl ConnectionSetup {
         let mode = accepted.mode;
         let (socket, address) = match accepted.socket {
             AcceptedSocket::Unix(stream, _) => (ClientSocket::from(stream), None),
-            AcceptedSocket::Tcp(stream, address) => {
-                let own = stream.local_addr().map_or(address, |own| own);
-                (ClientSocket::from(stream), Some((address, own.ip().to_canonical())))
-            }
+            AcceptedSocket::Tcp(stream, address) => (ClientSocket::from(stream), Some(address)),
         };
         let watch = socket.watch();
-        let (Some((files, config)), Some((address, own)), ListenerMode::Proxy) = (&self.tls, address, mode) else {
-            return Ok(Opened { stream: Stream::Plain(socket), peer, watch, mode, http2: None });
+        let (Some((files, config)), Some(address), ListenerMode::Proxy) = (&self.tls, address, mode) else {
+            let (is_http2, server_name) = (false, None);
+            return Ok(Opened { stream: Stream::Plain(socket), peer, watch, mode, is_http2, server_name });
         };
         let config = config.read().clone();
         let stream = Box::new(TlsAcceptor::from(config).accept(socket).await?);
         let session = stream.get_ref().1;
-        let http2 = (session.alpn_protocol() == Some(b"h2")).then(|| {
-            let named = session.server_name().and_then(|name| Host::parse(name).ok());
-            // A client that connects to an address sends no name (RFC 6066 §3).
-            named.unwrap_or(Host::Ip(own))
-        });
+        let is_http2 = session.alpn_protocol() == Some(b"h2");
+        let server_name = session.server_name().and_then(|name| Host::parse(name).ok());
         if files.client_ca.is_none() {
-            return Ok(Opened { stream: Stream::Tls(stream), peer, watch, mode, http2 });
+            return Ok(Opened { stream: Stream::Tls(stream), peer, watch, mode, is_http2, server_name });
         }
         let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let names = leaf.map(listener::names).unwrap_or_default();
         let tasks = names.iter().map(|name| TaskName::new(name)).collect();
-        Ok(Opened { stream: Stream::Tls(stream), peer: Peer::certified(address, tasks), watch, mode, http2 })
+        let (stream, peer) = (Stream::Tls(stream), Peer::certified(address, tasks));
+        Ok(Opened { stream, peer, watch, mode, is_http2, server_name })
     }
 
     fn has_tls(&self) -> bool {

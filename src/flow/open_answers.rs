@@ -3,12 +3,13 @@
 //! HTTP/2 sends a body only as far as the client's window allows, and asks for no further data until then. So a client
 //! that opens no window keeps answers, and no deadline inside their bodies is ever reached. An origin's response has a
 //! watchdog of its own, but the HTTP server notices that an exchange has been ended only when it asks for more data, and a
-//! stream cannot be reset from outside. So a connection on which an answer is overdue is closed.
+//! stream whose data it has cannot be reset from outside. So a connection on which an answer is overdue is closed, unless several
+//! destinations share it: then the stream is reset if the server does not have all data.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
@@ -16,6 +17,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::http2_streams::StreamState;
 use super::open_counts::Open;
 use super::write_state::WriteState;
 use crate::stages::limit::{ExchangeState, UnsentExchange};
@@ -48,7 +50,9 @@ pub(super) struct OpenAnswer {
     /// The exchange of an origin's response.
     exchange: Mutex<Option<ExchangeState>>,
     complete: Mutex<Option<CompleteAnswer>>,
-    _stream: Open,
+    /// The stream. It keeps its connection slot until all data is sent.
+    stream: OnceLock<Arc<StreamState>>,
+    _counted: Open,
 }
 
 /// The state of an answer that the server has as a whole, or whose origin has sent all of it.
@@ -68,8 +72,9 @@ impl OpenAnswers {
     pub(super) fn begin(self: &Arc<Self>) -> Arc<OpenAnswer> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
-        let (exchange, complete, stream) = (Mutex::new(None), Mutex::new(None), Open::count(&self.streams));
-        Arc::new(OpenAnswer { connection: self.clone(), exchange, complete, _stream: stream })
+        let (exchange, complete, counted) = (Mutex::new(None), Mutex::new(None), Open::count(&self.streams));
+        let (connection, stream) = (self.clone(), OnceLock::new());
+        Arc::new(OpenAnswer { connection, exchange, complete, stream, _counted: counted })
     }
 
     /// Returns the state of the connection's writes.
@@ -93,9 +98,24 @@ impl OpenAnswers {
         let sending: Vec<_> = self.sending.lock().iter().filter_map(Weak::upgrade).collect();
         sending.iter().any(|answer| answer.is_overdue(limit))
     }
+
+    /// Resets the streams of the answers that are overdue. Returns true if one is left that cannot be reset, because the HTTP server has
+    /// all of its data, and no other request is open.
+    pub(super) fn end_overdue(&self, limit: Duration) -> bool {
+        let sending: Vec<_> = self.sending.lock().iter().filter_map(Weak::upgrade).collect();
+        let overdue = sending.iter().filter(|answer| answer.is_overdue(limit));
+        let left = overdue.filter(|answer| !answer.stream.get().is_some_and(|stream| stream.abort())).count();
+        left > 0 && self.open.load(Ordering::Relaxed) <= left
+    }
 }
 
 impl OpenAnswer {
+    /// Sets the stream of the answer.
+    pub(super) fn set_stream(&self, stream: Arc<StreamState>) {
+        // It is set once.
+        let _ = self.stream.set(stream);
+    }
+
     /// Notes that the answer is being sent, with the state of an origin's exchange. The proxy's own answers are complete.
     pub(super) fn begin_sending(self: &Arc<Self>, exchange: Option<ExchangeState>) {
         if exchange.is_none() {

@@ -122,13 +122,16 @@ impl RefusedTunnel {
         let mut outcome = Outcome { services, of, is_used, is_connected: false };
         let limit = client.services.settings.proxy.handshake_timeout;
         let Ok(Some((stream, first))) = first_protocol(side, limit).await else { return };
-        match first {
-            FirstProtocol::Http => {
-                let target = self.target.in_the_clear();
-                self.server(client, target, record, &outcome).serve_h1(stream).await;
+        let answering = async {
+            match first {
+                FirstProtocol::Http => {
+                    let target = self.target.in_the_clear();
+                    self.server(client.clone(), target, record, &outcome).serve_h1(stream).await;
+                }
+                FirstProtocol::Tls(_) => self.answer_in_tls(client.clone(), stream, record, &mut outcome).await,
             }
-            FirstProtocol::Tls(_) => self.answer_in_tls(client, stream, record, &mut outcome).await,
-        }
+        };
+        client.until_reset(answering).await;
     }
 
     async fn answer_in_tls(self, client: Arc<Client>, stream: ClientStream, record: Record, outcome: &mut Outcome) {

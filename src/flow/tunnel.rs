@@ -39,6 +39,9 @@ use crate::stages::throttle::Prepaid;
 use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
+/// The longest time to pass on what a client has sent before it reset the stream of its tunnel.
+const RESET_GRACE: Duration = Duration::from_secs(1);
+
 /// An admitted and pinned tunnel. An opaque one is connected to its origin.
 pub(super) struct Tunnel {
     admitted: Admitted,
@@ -176,8 +179,12 @@ impl Tunnel {
         }
         match (self.origin.take(), first) {
             (Some(origin), _) => self.run_opaque(&client, stream, origin, record).await,
-            (None, FirstProtocol::Tls(_)) => self.run_inspected(client, stream, record).await,
-            (None, FirstProtocol::Http) => self.run_plain_http(client, stream, record).await,
+            (None, FirstProtocol::Tls(_)) => {
+                client.until_reset(self.run_inspected(client.clone(), stream, record)).await
+            }
+            (None, FirstProtocol::Http) => {
+                client.until_reset(self.run_plain_http(client.clone(), stream, record)).await
+            }
         }
     }
 
@@ -212,8 +219,13 @@ impl Tunnel {
         let names = ServerNames::new(&self.admitted);
         let spliced = splice(stream, origin, idle, names.filters(), |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(spliced);
-        let closed = client.has_reset();
-        tokio::pin!(closed);
+        let reset = async {
+            match &client.stream {
+                Some(stream) => stream.reset().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(reset);
         let mut checked_generation = self.admitted.rules_generation();
         loop {
             let policy = services.policies.snapshot();
@@ -228,11 +240,13 @@ impl Tunnel {
                 return record.failed(refusal);
             }
             tokio::select! {
-                // Before the error of the next write.
-                biased;
-                () = &mut closed => return record.completed(),
                 ended = &mut spliced => {
-                    return record_end(record, ended, names.refusal());
+                    return record_end(record, ended, names.refusal(), client).await;
+                }
+                () = &mut reset => {
+                    // What the client sent before is passed on.
+                    let ended = timeout(RESET_GRACE, spliced).await.unwrap_or(Err(io::ErrorKind::BrokenPipe.into()));
+                    return record_end(record, ended, names.refusal(), client).await;
                 }
                 changed = policy_changes.changed() => if changed.is_err() {
                     return;
@@ -300,11 +314,18 @@ impl Tunnel {
 }
 
 /// Records the end of an opaque tunnel. `refusal` is that of a filter.
-fn record_end(mut record: Record, ended: io::Result<()>, refusal: Option<Refusal>) {
+async fn record_end(mut record: Record, ended: io::Result<()>, refusal: Option<Refusal>, client: &Client) {
     match (ended, refusal) {
         (Err(_), Some(refusal)) => record.failed(refusal),
         (Err(error), None) if error.kind() == io::ErrorKind::TimedOut => record.failed(Fail::RequestTimedOut.into()),
-        (Err(_), None) => record.abandoned(),
+        (Err(_), None) => {
+            // Most clients close the tunnel on a stream by a reset. Then the next write to it fails.
+            let was_closed = match &client.stream {
+                Some(stream) => stream.was_closed().await,
+                None => false,
+            };
+            if was_closed { record.completed() } else { record.abandoned() }
+        }
         (Ok(()), _) => record.completed(),
     }
 }

@@ -60,7 +60,7 @@ enum Carrying {
 impl PendingUpgrade {
     /// Returns the upgrade that an extended CONNECT asks for (RFC 8441), and gives the request its form over HTTP/1.1.
     pub(super) fn of_stream<B>(request: &mut Request<B>, answers: &Arc<OpenAnswers>) -> Option<Self> {
-        extended_connect::to_http1(request)
+        extended_connect::request_to_http1(request)
             .then(|| Self { upgrade: hyper::upgrade::on(request), of: Carrying::Stream { _open: answers.begin() } })
     }
 
@@ -97,7 +97,7 @@ pub(super) fn respond(
     let mut answer = respond::switched(services, response, &record);
     match &pending.of {
         Carrying::Connection(gate) => gate.accept_upgrade(),
-        Carrying::Stream { .. } => extended_connect::accepted_over_http2(&mut answer),
+        Carrying::Stream { .. } => extended_connect::response_to_http2(&mut answer),
     }
     // Boxed, because the waiting for the abort holds the future twice.
     let relay = Box::pin(relay(client.clone(), pending, accepted, record));
@@ -119,8 +119,6 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     let PendingUpgrade { upgrade, of: _carrying } = pending;
     let both = timeout(handshake_timeout, async { tokio::try_join!(upgrade, origin) }).await;
     let Ok(Ok((client_io, origin_io))) = both else { return record.abandoned() };
-    // An HTTP/2 connection of the origin lasts as long as its lease.
-    let _lease = lease;
     let protocol_error = Arc::<AtomicBool>::default();
     let mut directions = RelayDirections {
         up: UpFilter {
@@ -150,6 +148,8 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     if let Some((client_io, origin_io)) = unread {
         tokio::join!(linger(client_io), linger(origin_io));
     }
+    // An HTTP/2 connection of the origin lasts as long as its lease.
+    lease.finish().await;
 }
 
 /// Reads and discards bytes that arrive after a close frame.

@@ -20,7 +20,7 @@ pub fn of_handshake(error: &io::Error) -> TlsFailure {
 
 /// Returns whether the peer has ended the handshake because it speaks none of the protocols that were offered (RFC 7301 §3.2).
 #[must_use]
-pub fn is_of_protocols(error: &io::Error) -> bool {
+pub fn is_no_application_protocol(error: &io::Error) -> bool {
     let alert = within(error);
     matches!(alert, Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)))
 }

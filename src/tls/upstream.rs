@@ -212,7 +212,7 @@ pub fn with_client_certificate(config: &ClientConfig, certified: Arc<CertifiedKe
 
 /// Returns a configuration that offers HTTP/2 and nothing else.
 #[must_use]
-pub fn http2_alone(config: &ClientConfig) -> Arc<ClientConfig> {
+pub fn with_http2_only(config: &ClientConfig) -> Arc<ClientConfig> {
     let mut config = config.clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     Arc::new(config)

@@ -165,7 +165,7 @@ pub struct Relay {
     /// The limit of concurrent scans of the execution.
     pub(crate) limit: ScanLimit,
     /// Keeps the connection alive until it has been handed over.
-    pub lease: Box<dyn std::any::Any + Send>,
+    pub(crate) lease: Lease,
 }
 
 impl OriginResponse {
@@ -199,7 +199,7 @@ impl OriginResponse {
             idle: timeouts.idle,
             until: timeouts.request.map(|request| started + request),
             revocation,
-            lease: Box::new(lease),
+            lease,
         };
         Ok(Received::Upgrade(Box::new(UpgradedOrigin { response: Response::from_parts(head, ()), relay })))
     }
@@ -457,17 +457,16 @@ impl Forwarder {
             let sender = timeout(self.handshake_timeout, handshake).await;
             let sender = sender.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))??;
             let Some(sender) = sender else {
-                // Once: the next handshake does not ask for HTTP/1.1.
+                // This happens once: only an offer of HTTP/1.1 alone returns `None`.
                 protocols = Protocols::Http2;
                 continue;
             };
             record.enter(Stage::Forward);
-            let adopt = if upgrades { Pool::adopt_alone } else { Pool::adopt };
-            return Ok(adopt(&self.pool, key, sender, address));
+            return Ok(self.pool.adopt(key, sender, (address, upgrades)));
         }
     }
 
-    /// Returns `None` if the origin speaks no HTTP/1.1, and nothing else was asked for.
+    /// Returns `None` if the origin has rejected an offer of HTTP/1.1 alone (RFC 7301 §3.2). HTTP/2 is to be offered then.
     async fn over_tls(
         &self,
         tcp: EarlyAnswer<OriginStream>,
@@ -479,7 +478,7 @@ impl Forwarder {
         let config = match protocols {
             Protocols::Any => self.tls.config(),
             Protocols::Http1 => self.tls.config_h1(),
-            Protocols::Http2 => upstream::http2_alone(&self.tls.config()),
+            Protocols::Http2 => upstream::with_http2_only(&self.tls.config()),
         };
         let config = match identity {
             None => config,
@@ -487,14 +486,17 @@ impl Forwarder {
         };
         let handshake = TlsConnector::from(config).connect(name, tcp);
         let tls = match handshake.await {
-            Err(error) if protocols == Protocols::Http1 && failure::is_of_protocols(&error) => return Ok(None),
+            Err(error) if protocols == Protocols::Http1 && failure::is_no_application_protocol(&error) => {
+                return Ok(None);
+            }
             shaken => shaken.map_err(|error| handshake_failed(&error, record))?,
         };
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
             return h1(tls, queue).await.map(Some);
         }
-        let windows = u64::from(STREAM_WINDOW).saturating_mul(MAX_STREAMS as u64);
-        let sender = h2(tls, queue, self.windows.reserve_for(key.execution(), windows)).await?;
+        let streams = if protocols == Protocols::Http2 { 1 } else { MAX_STREAMS as u32 };
+        let windows = u64::from(STREAM_WINDOW).saturating_mul(streams.into());
+        let sender = h2(tls, queue, (self.windows.reserve_for(key.execution(), windows), streams)).await?;
         if protocols == Protocols::Http2 && !sender.takes_websockets(WEBSOCKETS_TIMEOUT).await {
             record.rule("origin: it speaks HTTP/2 alone, and takes no WebSockets over it");
             return Err(Fail::UpstreamProtocol.into());
@@ -507,7 +509,7 @@ impl Forwarder {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocols {
     Any,
-    /// For a WebSocket, which all servers take over HTTP/1.1.
+    /// For a WebSocket: most servers that would choose HTTP/2 take none over it.
     Http1,
     /// For a WebSocket, if the origin speaks no HTTP/1.1.
     Http2,
@@ -542,7 +544,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, queue: &Ar
 async fn h2(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     queue: &Arc<FairQueue>,
-    windows: Option<Reservation>,
+    (windows, streams): (Option<Reservation>, u32),
 ) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = WriteProgress::h2(io);
@@ -551,7 +553,7 @@ async fn h2(
     let (sender, connection) = http2::Builder::new(FairExecutor(queue.clone()))
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
-        .initial_connection_window_size(window * MAX_STREAMS as u32)
+        .initial_connection_window_size(window.saturating_mul(streams))
         .max_send_buf_size(256 * 1024)
         .max_header_list_size(MAX_RESPONSE_HEAD as u32)
         .keep_alive_interval(Duration::from_secs(20))
@@ -586,7 +588,7 @@ fn adapt(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
         *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
         if request.extensions().get::<UpgradeRequest>().is_some() {
-            extended_connect::to_http2(&mut request);
+            extended_connect::request_to_http2(&mut request);
         }
         request.body_mut().divert_trailers(None);
         return request;
@@ -649,7 +651,7 @@ fn switched(response: &mut Response<Incoming>, upgrade: Option<UpgradeRequest>) 
             if !upgrade.is_accepted_over_http2(response.headers()) {
                 return Err(Fail::UpstreamProtocol.into());
             }
-            extended_connect::accepted_over_http1(response, upgrade.accept().clone());
+            extended_connect::response_to_http1(response, upgrade.accept().clone());
             let (origin, swaps) = (hyper::upgrade::on(response), upgrade.into_swaps());
             Ok(Some(Box::new(Switched { origin, swaps })))
         }

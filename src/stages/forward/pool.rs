@@ -36,7 +36,9 @@ use crate::stages::sharded::Sharded;
 const MAX_IDLE: Duration = Duration::from_secs(30);
 /// The time limit for hyper to report a connection as ready after an exchange.
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which the settings of an origin are looked at.
+/// The longest time for the end of an h2 connection whose WebSocket has ended.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval at which the settings of an origin are polled: hyper does not report their arrival.
 const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Connections do not outlive their DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
@@ -229,11 +231,11 @@ impl Sender {
     pub(crate) async fn takes_websockets(&self, limit: Duration) -> bool {
         let Self::H2(h2) = self else { return true };
         let told = async {
-            while !(h2.settings)().takes_websockets {
+            while !(h2.settings)().takes_websockets && !h2.task.ended.is_cancelled() {
                 tokio::time::sleep(SETTINGS_POLL_INTERVAL).await;
             }
         };
-        tokio::time::timeout(limit, told).await.is_ok()
+        tokio::time::timeout(limit, told).await.is_ok() && !h2.task.ended.is_cancelled()
     }
 
     fn is_open(&self) -> bool {
@@ -272,20 +274,19 @@ impl Pool {
         Some(self.lease(pooled, true))
     }
 
-    /// Creates a lease for a new connection. An h2 connection can be shared from now on.
-    pub(crate) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: Option<SocketAddr>) -> Lease {
+    /// Creates a lease for a new connection. An h2 connection can be shared from now on, unless it is for one WebSocket.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        key: Key,
+        sender: Sender,
+        (address, is_for_one): (Option<SocketAddr>, bool),
+    ) -> Lease {
         let now = Instant::now();
         let pooled = Pooled { key, sender, address, born: now, idle_since: now };
-        if let Some(shared) = pooled.share() {
+        if let Some(shared) = pooled.share().filter(|_| !is_for_one) {
             self.put(shared);
         }
         self.lease(pooled, false)
-    }
-
-    /// Creates a lease for a new connection that is for one WebSocket alone.
-    pub(crate) fn adopt_alone(self: &Arc<Self>, key: Key, sender: Sender, address: Option<SocketAddr>) -> Lease {
-        let now = Instant::now();
-        self.lease(Pooled { key, sender, address, born: now, idle_since: now }, false)
     }
 
     /// Returns the number of connections that can be reused.
@@ -530,6 +531,16 @@ impl Lease {
                 put(h1);
             }
         });
+    }
+}
+
+impl Lease {
+    /// Ends the connection of a WebSocket whose relay is over. Over HTTP/2, what was written to it last may not have been sent.
+    pub(crate) async fn finish(self) {
+        let Some(Sender::H2(h2)) = &self.sender else { return };
+        // The connection ends when nobody can use it any more.
+        drop(h2.sender.lock().take());
+        let _ = tokio::time::timeout(FINISH_TIMEOUT, h2.task.ended.cancelled()).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! WebSocket handshakes over HTTP/2 (RFC 8441), in the form of those over HTTP/1.1 and back, so that all other code knows one form.
+//! WebSocket handshakes over HTTP/2 (RFC 8441), in the form of those over HTTP/1.1 and back, so that all other code handles one form.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,9 +12,9 @@ use crate::model::tool::EXEAT_TOOL;
 
 const WEBSOCKET: &str = "websocket";
 
-/// Gives an extended CONNECT for a WebSocket the form of a handshake over HTTP/1.1. Returns false for any other request, which is
-/// left as it is: another protocol, a tool call, which is answered with a body, and one without a key.
-pub(crate) fn to_http1<B>(request: &mut Request<B>) -> bool {
+/// Gives an extended CONNECT for a WebSocket the form of a handshake over HTTP/1.1. Returns false, and leaves the request unchanged, if
+/// it is for another protocol or a tool call, which is answered with a body, or if there is no random key for it.
+pub(crate) fn request_to_http1<B>(request: &mut Request<B>) -> bool {
     let is_websocket = request.method() == Method::CONNECT
         && request.extensions().get::<Protocol>().is_some_and(|protocol| protocol.as_str() == WEBSOCKET)
         && !request.headers().contains_key(EXEAT_TOOL);
@@ -38,7 +38,7 @@ pub(crate) fn to_http1<B>(request: &mut Request<B>) -> bool {
 }
 
 /// Gives the response that accepts a handshake the form of one to an extended CONNECT (RFC 8441 §5).
-pub(crate) fn accepted_over_http2<B>(response: &mut Response<B>) {
+pub(crate) fn response_to_http2<B>(response: &mut Response<B>) {
     *response.status_mut() = StatusCode::OK;
     for name in [CONNECTION, UPGRADE, SEC_WEBSOCKET_ACCEPT] {
         response.headers_mut().remove(name);
@@ -46,7 +46,7 @@ pub(crate) fn accepted_over_http2<B>(response: &mut Response<B>) {
 }
 
 /// Gives a handshake over HTTP/1.1 the form of an extended CONNECT, for an origin that speaks HTTP/2 alone.
-pub(crate) fn to_http2<B>(request: &mut Request<B>) {
+pub(crate) fn request_to_http2<B>(request: &mut Request<B>) {
     *request.method_mut() = Method::CONNECT;
     request.extensions_mut().insert(Protocol::from_static(WEBSOCKET));
     for name in [CONNECTION, UPGRADE, SEC_WEBSOCKET_KEY] {
@@ -57,7 +57,7 @@ pub(crate) fn to_http2<B>(request: &mut Request<B>) {
 
 /// Gives an origin's response that accepts an extended CONNECT the form of one over HTTP/1.1, to a handshake whose key has this
 /// answer.
-pub(crate) fn accepted_over_http1<B>(response: &mut Response<B>, accept: HeaderValue) {
+pub(crate) fn response_to_http1<B>(response: &mut Response<B>, accept: HeaderValue) {
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.version_mut() = Version::HTTP_11;
     let headers = response.headers_mut();

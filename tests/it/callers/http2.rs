@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::Request;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 use super::listeners::Certificates;
 use crate::lab::client::{auth, client_config, empty, h1};
 use crate::lab::h2::{
-    Answer, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, Wire, block, frame, read_frame,
+    Answer, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, Wire, block, frame, read_frame,
 };
 use crate::lab::h2_proxy::{H2Proxy, TLS, TunnelIo};
 use crate::lab::{self, Lab, LabBuilder, Origin, Reply, TIMEOUT};
@@ -218,6 +218,9 @@ async fn a_connection_to_an_address_has_own_paths_at_that_address() {
     let tls = TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), lab.connect().await).await;
     let mut proxy = H2Proxy::over(tls.unwrap()).await;
     let own = proxy.send(absolute("GET", "https://127.0.0.1:1/v1/self").body(empty()).unwrap()).await;
+    assert_eq!(own.status, 200);
+    // Behind port mapping, the proxy does not know that address.
+    let own = proxy.send(absolute("GET", "https://192.0.2.7/v1/self").body(empty()).unwrap()).await;
     assert_eq!(own.status, 200);
     let other = proxy.send(absolute("GET", "https://localhost/v1/self").body(empty()).unwrap()).await;
     other.assert_refused(403, "host_not_allowed");
@@ -621,4 +624,237 @@ async fn a_connect_and_its_first_bytes_may_be_cut_anywhere() {
         }
         answered(&mut wire).await;
     }
+}
+
+/// Opens an HTTP/2 connection whose streams may receive this much before they are read.
+async fn narrow(lab: &Lab, window: u32) -> H2Proxy {
+    let tls = lab.proxy_tls(&["h2"]).await;
+    let mut client = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (sender, connection) = client.initial_stream_window_size(window).handshake(TokioIo::new(tls)).await.unwrap();
+    H2Proxy { sender, connection: tokio::spawn(connection) }
+}
+
+/// Starts a proxy with an opaque integration for a raw origin, `raw.test`, at this port.
+async fn start_opaque(port: u16) -> Lab {
+    let builder = LabBuilder::new().await;
+    builder.dns.set("raw.test", &["127.0.0.1"]);
+    Certificates::new(builder.dir.path());
+    let text = format!(
+        "{TLS}[integrations.raw]\nallowed_domains = [\"raw.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
+         [tasks.t]\nintegrations = [\"raw\"]\n"
+    );
+    builder.proxy(&text).await
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_taken_ends_its_stream_alone() {
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    Certificates::new(builder.dir.path());
+    let text = format!("{TLS}[plans.p.raw]\nrequest_timeout = \"1s\"\n{}plan = \"p\"\n", lab::allow_api(origin.port()));
+    let lab = builder.proxy(&text).await;
+    let to = format!("api.test:{}", origin.port());
+    let mut proxy = narrow(&lab, 20_000).await;
+    let tls = lab.tls_over(proxy.connect(&to).await.unwrap(), &to, &["http/1.1"]).await;
+    let (mut inside, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await.unwrap();
+    tokio::spawn(connection);
+    let get = || Request::builder().uri("/").header("host", &to).body(empty()).unwrap();
+    assert_eq!(Reply::read(inside.send_request(get()).await.unwrap()).await.text(), "hello\n");
+    let big = absolute("GET", &format!("https://{to}/big?50000000")).body(empty()).unwrap();
+    let unread = timeout(TIMEOUT, proxy.sender.send_request(big)).await.unwrap().unwrap();
+    assert_eq!(lab.ended(1).await["code"], "request_timed_out");
+    let reset = timeout(TIMEOUT, async {
+        let mut body = unread.into_body();
+        while let Some(frame) = body.frame().await {
+            frame?;
+            // It takes no more, once the stream is about to be reset.
+            tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+        }
+        Ok::<_, hyper::Error>(())
+    });
+    assert!(reset.await.expect("the stream ends").is_err(), "it does not look complete");
+    // The tunnel is as it was.
+    assert_eq!(Reply::read(inside.send_request(get()).await.unwrap()).await.text(), "hello\n");
+}
+
+/// The client's window is closed, so nothing can be sent, not even the end.
+#[tokio::test]
+async fn a_tunnel_that_the_proxy_ends_gives_its_place_back() {
+    let (lab, origin) = start("max_connections_per_caller = 2\nhandshake_timeout = \"300ms\"\n").await;
+    let to = format!("api.test:{}", origin.port());
+    let mut proxy = narrow(&lab, 0).await;
+    let mut tunnel = proxy.connect(&to).await.unwrap();
+    tunnel.write_all(&client_hello("api.test")).await.unwrap();
+    let status = async |proxy: &mut H2Proxy| {
+        let request = Request::connect(&to).header("proxy-authorization", auth()).body(empty()).unwrap();
+        timeout(TIMEOUT, proxy.sender.send_request(request)).await.unwrap().unwrap().status().as_u16()
+    };
+    assert_eq!(status(&mut proxy).await, 503);
+    assert_eq!(lab.ended(1).await["code"], "header_timeout");
+    let start = Instant::now();
+    while status(&mut proxy).await != 200 {
+        assert!(start.elapsed() < TIMEOUT, "no place is free");
+    }
+    // Not even its end could be sent.
+    timeout(TIMEOUT, tunnel.read_to_end(&mut Vec::new())).await.expect("it is reset").ok();
+}
+
+#[tokio::test]
+async fn an_answer_keeps_its_place_until_it_is_sent() {
+    let (lab, origin) = start("max_connections_per_caller = 4\n").await;
+    let url = format!("https://api.test:{}/known?2000", origin.port());
+    let mut proxy = narrow(&lab, 100).await;
+    let mut unread = Vec::new();
+    for _ in 0..3 {
+        let request = absolute("GET", &url).body(empty()).unwrap();
+        let response = timeout(TIMEOUT, proxy.sender.send_request(request)).await.unwrap().unwrap();
+        assert_eq!(response.status(), 200);
+        unread.push(response);
+    }
+    let request = absolute("GET", &url).body(empty()).unwrap();
+    let refused = timeout(TIMEOUT, proxy.sender.send_request(request)).await.unwrap().unwrap();
+    assert_eq!((refused.status().as_u16(), refused.headers()["exeat-refusal"].as_bytes()), (503, &b"overloaded"[..]));
+    for response in unread {
+        assert_eq!(Reply::read(response).await.body.len(), 2000);
+    }
+    drop(refused);
+    let start = Instant::now();
+    while proxy.send(absolute("GET", &url).body(empty()).unwrap()).await.status != 200 {
+        assert!(start.elapsed() < TIMEOUT, "no place is free");
+    }
+}
+
+/// An origin that does what it is told with each connection.
+async fn raw_origin<F: Future<Output = ()> + Send + 'static>(
+    with: impl Fn(TcpStream) -> F + Send + Sync + 'static,
+) -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(with(stream));
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_broken_tunnel_does_not_look_complete() {
+    let port = raw_origin(|mut stream: TcpStream| async move {
+        let _ = stream.read(&mut [0; 4096]).await;
+        let _ = stream.write_all(b"half").await;
+        let socket = stream.into_std().unwrap();
+        socket2::SockRef::from(&socket).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+    })
+    .await;
+    let lab = start_opaque(port).await;
+    let (token, to) = (auth(), format!("raw.test:{port}"));
+    let mut wire = hostile(&lab).await;
+    wire.headers(1, false, &[(":method", "CONNECT"), (":authority", &to), ("proxy-authorization", &token)]);
+    wire.send(&[]).await;
+    assert_eq!(wire.answer(1).await, Answer::Head);
+    wire.send(&frame(DATA, 0, 1, &client_hello("raw.test"))).await;
+    let mut data = Vec::new();
+    loop {
+        let frame = read_frame(&mut wire.io).await.expect("the stream ends");
+        match frame.kind {
+            DATA if frame.stream == 1 => {
+                assert_eq!(frame.flags & END_STREAM, 0, "it is not complete");
+                data.extend(frame.payload);
+            }
+            RST_STREAM if frame.stream == 1 => break,
+            _ => {}
+        }
+    }
+    assert!(b"half".starts_with(&data), "{data:?}");
+    assert_eq!(lab.ended(0).await["verdict"], "abandoned");
+}
+
+/// A client that resets its stream has closed the tunnel, and has lost it if the connection ends.
+#[tokio::test]
+async fn bytes_before_a_reset_are_passed_on() {
+    let (send, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let port = raw_origin(move |mut stream: TcpStream| {
+        let send = send.clone();
+        async move {
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes).await;
+            let _ = send.send(bytes.len());
+        }
+    })
+    .await;
+    let lab = start_opaque(port).await;
+    let hello = client_hello("raw.test");
+    let token = auth();
+    let to = format!("raw.test:{port}");
+    let mut wire = hostile(&lab).await;
+    wire.headers(1, false, &[(":method", "CONNECT"), (":authority", &to), ("proxy-authorization", &token)]);
+    wire.send(&[]).await;
+    assert_eq!(wire.answer(1).await, Answer::Head);
+    wire.send(&frame(DATA, 0, 1, &hello)).await;
+    // A record of early data (RFC 8446 §4.2.10).
+    let early = [&[23, 3, 3, 0x27, 0x0b][..], &[7; 9_995]].concat();
+    wire.send(&[frame(DATA, 0, 1, &early), frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])].concat()).await;
+    let whole = timeout(TIMEOUT, received.recv()).await.expect("the origin's connection ends");
+    assert_eq!(whole, Some(hello.len() + 10_000));
+    let line = lab.ended(0).await;
+    assert_eq!((&line["verdict"], &line["event"]), (&"allow".into(), &"closed".into()), "{line}");
+    // The connection fails.
+    wire.headers(3, false, &[(":method", "CONNECT"), (":authority", &to), ("proxy-authorization", &token)]);
+    wire.send(&[]).await;
+    assert_eq!(wire.answer(3).await, Answer::Head);
+    wire.send(&frame(DATA, 0, 3, &hello)).await;
+    while lab.audit().await.iter().filter(|line| line["event"] == "decided").count() < 2 {
+        tokio::task::yield_now().await;
+    }
+    socket2::SockRef::from(wire.io.get_ref().0).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+    drop(wire);
+    assert_eq!(lab.ended(1).await["verdict"], "abandoned");
+}
+
+/// The last bytes of a tunnel are in the proxy when it stops.
+#[tokio::test]
+async fn draining_sends_the_last_bytes_of_a_tunnel() {
+    let builder = LabBuilder::new().await;
+    let plain = Origin::http().await;
+    builder.dns.set("plain.test", &["127.0.0.1"]);
+    Certificates::new(builder.dir.path());
+    let text = format!(
+        "{TLS}[integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
+         [tasks.t]\nintegrations = [\"plain\"]\n",
+        plain.port()
+    );
+    let lab = builder.proxy(&text).await;
+    let to = format!("plain.test:{}", plain.port());
+    let mut proxy = narrow(&lab, 4_000).await;
+    let mut tunnel = proxy.connect(&to).await.unwrap();
+    let head = format!("GET /known?40000 HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+    tunnel.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(lab.ended(0).await["verdict"], "allow");
+    let stopped = tokio::spawn(lab.daemon.shutdown());
+    let mut bytes = Vec::new();
+    timeout(TIMEOUT, tunnel.read_to_end(&mut bytes)).await.expect("it ends").expect("it is complete");
+    let head = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head");
+    assert_eq!(bytes.len(), head + 4 + 40_000);
+    assert!(stopped.await.unwrap());
+}
+
+/// The tunnels of callers with a token survive the end of a connection for those without.
+#[tokio::test]
+async fn unknown_callers_end_no_tunnel() {
+    let (lab, origin) = start("").await;
+    let to = format!("api.test:{}", origin.port());
+    let mut proxy = lab.proxy_h2().await;
+    let tunnel = proxy.connect(&to).await.unwrap();
+    let mut sender = proxy.sender.clone();
+    let start = Instant::now();
+    while timeout(TIMEOUT, sender.send_request(Request::connect(&to).body(empty()).unwrap())).await.unwrap().is_ok() {
+        assert!(start.elapsed() < TIMEOUT, "it does not end");
+    }
+    // Longer than a connection without tunnels has.
+    let tls = lab.tls_over(tunnel, &to, &["http/1.1"]).await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let request = Request::builder().uri("/").header("host", &to).body(empty()).unwrap();
+    assert_eq!(Reply::read(h1(tls, request).await).await.text(), "hello\n");
+    let _ = timeout(TIMEOUT, &mut proxy.connection).await.expect("the connection ends with its last tunnel");
 }
