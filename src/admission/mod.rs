@@ -48,6 +48,8 @@ pub(crate) struct Admission {
     state: Mutex<State>,
     /// A connection was identified or has ended.
     changed: Notify,
+    /// The turn of a stream that waits for a slot.
+    turn: tokio::sync::Mutex<()>,
     /// The queue for the tasks of unidentified connections.
     queue: Arc<FairQueue>,
 }
@@ -128,6 +130,7 @@ impl Admission {
             grace,
             state: Mutex::default(),
             changed: Notify::new(),
+            turn: tokio::sync::Mutex::const_new(()),
             queue: Arc::default(),
         }
     }
@@ -277,6 +280,7 @@ impl Slot {
     /// hold all slots, or the wait is too long.
     pub(crate) async fn another(&self) -> Option<Self> {
         let deadline = Instant::now() + ROOM_TIMEOUT;
+        let mut turn = None;
         loop {
             let changed = self.admission.changed();
             tokio::pin!(changed);
@@ -292,6 +296,11 @@ impl Slot {
                 Err(Full::Evicting) => deadline,
                 Err(Full::AtSourceLimit(until) | Full::AtTotalLimit(until)) => until.min(deadline),
             };
+            // One stream waits at a time, the others for their turn.
+            if turn.is_none() {
+                turn = Some(timeout_at(deadline, self.admission.turn.lock()).await.ok()?);
+                continue;
+            }
             let _ = timeout_at(until, changed).await;
             if Instant::now() >= deadline {
                 return None;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
@@ -46,20 +46,32 @@ impl CallerConnections {
 }
 
 impl ConnectionSlots {
-    /// Returns whether no caller has a slot.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-
     /// Takes a slot for a caller, unless the connection has one for it.
     ///
     /// # Errors
     /// [`Fail::Overloaded`] if the caller is at its limit.
     pub(crate) fn acquire(&self, limiter: &Arc<CallerConnections>, caller: &ExecutionId) -> Verdict<()> {
-        let mut held = self.0.lock();
+        let held = self.0.lock();
         if held.iter().any(|slot| slot.caller == *caller) {
             return Ok(());
         }
+        Self::add(held, limiter, caller)
+    }
+
+    /// Takes a slot for a caller, unless the connection has one for any. Returns whether it was taken.
+    ///
+    /// # Errors
+    /// [`Fail::Overloaded`] if the caller is at its limit.
+    pub(crate) fn acquire_first(&self, limiter: &Arc<CallerConnections>, caller: &ExecutionId) -> Verdict<bool> {
+        let held = self.0.lock();
+        if held.is_empty() { Self::add(held, limiter, caller).map(|()| true) } else { Ok(false) }
+    }
+
+    fn add(
+        mut held: MutexGuard<'_, Vec<ConnectionSlot>>,
+        limiter: &Arc<CallerConnections>,
+        caller: &ExecutionId,
+    ) -> Verdict<()> {
         let mut counts = limiter.counts.lock();
         let total = counts.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
         if !limiter.admits(counts.get(caller).copied().unwrap_or_default(), total) {

@@ -223,17 +223,16 @@ pub(super) async fn identify(
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, headers, &client.peer).await?;
     // The streams of a connection count for their callers themselves, so it counts for its first one only.
-    let counts = !client.is_multiplexed || client.connection_slots.is_empty();
-    let slot = match counts {
-        true => client.connection_slots.acquire(&services.caller_connections, caller.execution()),
-        false => Ok(()),
+    let (slots, limiter) = (&client.connection_slots, &services.caller_connections);
+    let slot = match client.is_multiplexed {
+        true => slots.acquire_first(limiter, caller.execution()),
+        false => slots.acquire(limiter, caller.execution()).map(|()| true),
     };
     // Before anything that may take long: an unidentified connection is closed for a newer one.
     let is_admitted = slot.is_ok() && client.slot.identify();
     prepare(&policy, &caller).await;
     record.caller(caller.task(), caller.execution(), policy.task(caller.task()).map(|task| task.values()));
-    slot?;
-    if counts {
+    if slot? {
         client.member.move_to(&services.queues.of(caller.execution()));
     }
     if !is_admitted {

@@ -32,8 +32,8 @@ const GAP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const GAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time after GOAWAY in which requests are still processed.
 const LEAVING_GRACE: Duration = Duration::from_secs(1);
-/// The longest time to write the rest of what has been sent, after the last request has ended.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest time to write the rest of what has been sent, after the last request or a tunnel has ended.
+pub(super) const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest time for which a connection lives after it is to be ended, until GOAWAY and after it.
 pub(super) const ENDED_GRACE: Duration = Duration::from_secs(1);
 

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::caller_connections::ConnectionSlots;
 use super::client::Client;
+use super::http2_server::FLUSH_TIMEOUT;
 use super::open_answers::OpenAnswer;
 use crate::admission::Slot;
 use crate::fair_queue::Membership;
@@ -26,6 +27,9 @@ use crate::stages::identify::Caller;
 
 /// The longest time from the end of a connection, as its streams see it, to the end of its task.
 const END_NOTICE: Duration = Duration::from_millis(50);
+
+/// The most bytes of one write to a tunnel, in several parts.
+const MAX_WRITE: usize = 32 * 1024;
 
 tokio::task_local! {
     /// The stream of the current task.
@@ -170,16 +174,21 @@ impl StreamExecutor {
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, future: F) {
         // hyper 1.12 spawns the second task of a tunnel from within the first (`proto/h2/server.rs`). It ends when the client resets
-        // the stream. It is dropped if the tunnel ends in another way than by closing its side, which resets the stream: an end of
-        // the data would look as if all of it had been sent.
+        // the stream. It is dropped if the tunnel ends before its side was shut down, which resets the stream: an end of the data
+        // would look as if all of it had been sent.
         if let Some(stream) = StreamState::current() {
             let queue = stream.member.queue();
             let sending = async move {
-                tokio::select! {
+                tokio::pin!(future);
+                let is_aborted = tokio::select! {
                     // Polled first: the tunnel is dropped at the same time, which the other would take for the end of its data.
                     biased;
-                    () = stream.abort.wait() => {}
-                    _ = future => {}
+                    () = stream.abort.wait() => true,
+                    _ = &mut future => false,
+                };
+                // The end of data that is complete may wait for the client's window.
+                if is_aborted && stream.is_shut_down.load(Ordering::Acquire) {
+                    let _ = timeout(FLUSH_TIMEOUT, future).await;
                 }
                 stream.note_sending_ended();
             };
@@ -226,7 +235,7 @@ impl StreamIo {
 
 impl Drop for StreamIo {
     fn drop(&mut self) {
-        // If all has been handed over, there is nothing left to end.
+        // If all has been handed over, there is nothing left to abort.
         self.state.abort.set();
     }
 }
@@ -244,6 +253,30 @@ impl AsyncRead for StreamIo {
 impl AsyncWrite for StreamIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    /// Writes the parts as one frame. The TLS library writes an alert behind other records in one attempt, or not at all.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut filled = parts.iter().filter(|part| !part.is_empty());
+        match (filled.next(), filled.next()) {
+            (Some(only), None) => self.poll_write(cx, only),
+            _ => {
+                let mut all = Vec::new();
+                for part in parts {
+                    let room = MAX_WRITE.saturating_sub(all.len());
+                    all.extend_from_slice(part.get(..room.min(part.len())).unwrap_or_default());
+                }
+                self.poll_write(cx, &all)
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

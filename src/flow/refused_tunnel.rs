@@ -14,9 +14,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::Services;
+use super::accept::write_and_linger;
 use super::client::Client;
 use super::inner_server::{InnerServer, TunnelTarget};
-use super::tunnel::{ClientSide, ClientStream, FirstProtocol, first_protocol};
+use super::tunnel::{ALERT_TIMEOUT, ClientSide, ClientStream, FirstProtocol, first_protocol};
 use crate::audit::record::Record;
 use crate::model::host::Host;
 use crate::model::limited::ReachedLimit;
@@ -139,7 +140,16 @@ impl RefusedTunnel {
         // tried.
         let Ok(config) = client.services.authority.mint_server_config(self.target.host()) else { return };
         let limit = client.services.settings.proxy.handshake_timeout;
-        let Ok(Ok(tls)) = timeout(limit, TlsAcceptor::from(Arc::new(config)).accept(stream)).await else { return };
+        let handshake = TlsAcceptor::from(Arc::new(config)).accept(stream).into_fallible();
+        let tls = match timeout(limit, handshake).await {
+            Ok(Ok(tls)) => tls,
+            Ok(Err((_, stream))) => {
+                // An alert of the proxy is lost if the stream is reset before it has been read.
+                let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &[])).await;
+                return;
+            }
+            Err(_) => return,
+        };
         outcome.is_connected = true;
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let target = self.target.clone();

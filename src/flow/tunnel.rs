@@ -7,13 +7,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::OptionFuture;
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::time::timeout;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::Services;
+use super::accept::write_and_linger;
 use super::captured::{self, Original};
 use super::client::{self, Client};
 use super::exchange::Destination;
@@ -39,6 +41,8 @@ use crate::stages::throttle::Prepaid;
 use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
+/// The longest time to write an alert.
+pub(super) const ALERT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest time to pass on what a client has sent before it reset the stream of its tunnel.
 const RESET_GRACE: Duration = Duration::from_secs(1);
 
@@ -156,7 +160,7 @@ impl Tunnel {
     pub(super) async fn run(mut self, side: ClientSide, client: Arc<Client>, mut record: Record) {
         let _open = Open::count(&client.services.open_counts.tunnels);
         let handshake_timeout = client.services.settings.proxy.handshake_timeout;
-        let (mut stream, first) = match first_protocol(side, handshake_timeout).await {
+        let (stream, first) = match first_protocol(side, handshake_timeout).await {
             Ok(Some(found)) => found,
             // The client closed without sending anything.
             Ok(None) => return record.abandoned(),
@@ -172,8 +176,7 @@ impl Tunnel {
             record.failed(refusal);
             if matches!(first, FirstProtocol::Tls(_)) {
                 // The alert is best effort: the client may have disconnected. The refusal is in the record.
-                let _ = timeout(handshake_timeout, stream.write_all(&respond::UNRECOGNIZED_NAME)).await;
-                let _ = timeout(handshake_timeout, stream.shutdown()).await;
+                let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &respond::UNRECOGNIZED_NAME)).await;
             }
             return;
         }
@@ -226,6 +229,8 @@ impl Tunnel {
             }
         };
         tokio::pin!(reset);
+        // The time by which a tunnel that the client has reset ends.
+        let mut until = None;
         let mut checked_generation = self.admitted.rules_generation();
         loop {
             let policy = services.policies.snapshot();
@@ -243,10 +248,10 @@ impl Tunnel {
                 ended = &mut spliced => {
                     return record_end(record, ended, names.refusal(), client).await;
                 }
-                () = &mut reset => {
-                    // What the client sent before is passed on.
-                    let ended = timeout(RESET_GRACE, spliced).await.unwrap_or(Err(io::ErrorKind::BrokenPipe.into()));
-                    return record_end(record, ended, names.refusal(), client).await;
+                // What the client sent before is passed on.
+                () = &mut reset, if until.is_none() => until = Some(Instant::now() + RESET_GRACE),
+                Some(()) = OptionFuture::from(until.map(sleep_until)) => {
+                    return record_end(record, Err(io::ErrorKind::BrokenPipe.into()), names.refusal(), client).await;
                 }
                 changed = policy_changes.changed() => if changed.is_err() {
                     return;
@@ -280,13 +285,17 @@ impl Tunnel {
                 return record.failed(Fail::TlsFailed.into());
             }
         };
-        let handshake = TlsAcceptor::from(config).accept(stream);
-        let tls = match timeout(services.settings.proxy.handshake_timeout, handshake).await {
+        let handshake_timeout = services.settings.proxy.handshake_timeout;
+        let handshake = TlsAcceptor::from(config).accept(stream).into_fallible();
+        let tls = match timeout(handshake_timeout, handshake).await {
             Ok(Ok(tls)) => tls,
-            Ok(Err(error)) => {
+            Ok(Err((error, stream))) => {
                 // Usually the client does not trust the interception CA and closes with an alert.
                 record.rule(format!("client handshake: {error}"));
-                return record.abandoned();
+                record.abandoned();
+                // An alert of the proxy is lost if the stream is reset before it has been read.
+                let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &[])).await;
+                return;
             }
             Err(_) => return record.failed(Deny::HeaderTimeout.into()),
         };

@@ -116,7 +116,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         gate.pass_all();
     }
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
-    let PendingUpgrade { upgrade, of: _carrying } = pending;
+    let PendingUpgrade { upgrade, of: carrying } = pending;
     let both = timeout(handshake_timeout, async { tokio::try_join!(upgrade, origin) }).await;
     let Ok(Ok((client_io, origin_io))) = both else { return record.abandoned() };
     let protocol_error = Arc::<AtomicBool>::default();
@@ -148,6 +148,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     if let Some((client_io, origin_io)) = unread {
         tokio::join!(linger(client_io), linger(origin_io));
     }
+    drop((client, carrying));
     // An HTTP/2 connection of the origin lasts as long as its lease.
     lease.finish().await;
 }
@@ -380,7 +381,13 @@ impl RelayDirections {
         };
         // Recorded before the close frames are sent, so that a client that does not read cannot delay the count of a
         // find.
+        let is_completed = matches!(ended, RelayEnd::Completed);
         ended.note(record);
+        if code.is_none() && is_completed {
+            // What has been written last may wait behind the rest of a stream.
+            let ended = async { tokio::join!(client_write.shutdown(), origin_write.shutdown()) };
+            let _ = timeout(CLOSE_TIMEOUT, ended).await;
+        }
         let client = self.down.state.allowed_close(websocket::close_frame(code?, false));
         let origin = self.up.state.allowed_close(websocket::close_frame(to_origin, true));
         let closed = async { tokio::join!(close(client_write, client), close(origin_write, origin)) };

@@ -145,6 +145,26 @@ async fn tunnels_may_be_opaque_or_plain_or_refused() {
     assert_eq!(Reply::read(h1(proxy.connect(&to).await.unwrap(), request).await).await.text(), "hello\n");
 }
 
+/// The proxy chooses no protocol that is offered.
+#[tokio::test]
+async fn an_alert_of_the_proxy_reaches_the_client() {
+    let (lab, origin) = start("").await;
+    let to = format!("api.test:{}", origin.port());
+    let mut proxy = lab.proxy_h2().await;
+    for (to, name) in [(to.as_str(), "api.test"), ("evil.test:443", "evil.test")] {
+        for _ in 0..10 {
+            let connector = TlsConnector::from(Arc::new(lab.client_tls_config(&["unknown"])));
+            let shaken = connector.connect(name.try_into().unwrap(), proxy.connect(to).await.unwrap()).await;
+            let error = shaken.unwrap_err().to_string();
+            assert!(error.contains("NoApplicationProtocol"), "{to}: {error}");
+            // A refusal that was not fetched is not offered again.
+            if name == "evil.test" {
+                break;
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn malformed_targets_and_fields_get_their_code() {
     let (lab, origin) = start(lab::REFUSE_OUTSIDE).await;
