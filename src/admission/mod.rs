@@ -287,18 +287,17 @@ impl Slot {
             // Armed before the state is read, so that no change is missed.
             changed.as_mut().enable();
             let until = match self.admission.take_identified() {
-                Ok(id) => {
-                    let (admission, evicted) = (self.admission.clone(), CancellationToken::new());
-                    let identified = AtomicBool::new(true);
-                    return Some(Self { admission, id, deadline: self.deadline, evicted, identified });
-                }
+                Ok(id) => return Some(self.beside(id)),
                 Err(Full::Identified) => return None,
                 Err(Full::Evicting) => deadline,
                 Err(Full::AtSourceLimit(until) | Full::AtTotalLimit(until)) => until.min(deadline),
             };
             // One stream waits at a time, the others for their turn.
             if turn.is_none() {
-                turn = Some(timeout_at(deadline, self.admission.turn.lock()).await.ok()?);
+                let Ok(taken) = timeout_at(deadline, self.admission.turn.lock()).await else {
+                    return self.admission.take_identified().ok().map(|id| self.beside(id));
+                };
+                turn = Some(taken);
                 continue;
             }
             let _ = timeout_at(until, changed).await;
@@ -306,6 +305,12 @@ impl Slot {
                 return None;
             }
         }
+    }
+
+    /// Returns the slot with this number, which is that of something identified.
+    fn beside(&self, id: u64) -> Self {
+        let (admission, evicted) = (self.admission.clone(), CancellationToken::new());
+        Self { admission, id, deadline: self.deadline, evicted, identified: AtomicBool::new(true) }
     }
 
     /// Returns when the connection is evicted.

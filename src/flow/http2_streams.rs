@@ -4,7 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::rt::Executor;
@@ -257,7 +257,7 @@ impl AsyncWrite for StreamIo {
 
     /// Writes the parts as one frame. The TLS library writes an alert behind other records in one attempt, or not at all.
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
@@ -265,7 +265,9 @@ impl AsyncWrite for StreamIo {
         match (filled.next(), filled.next()) {
             (Some(only), None) => self.poll_write(cx, only),
             _ => {
-                let mut all = Vec::new();
+                // Nothing is copied before it can be taken.
+                ready!(Pin::new(&mut self.inner).poll_flush(cx))?;
+                let mut all = Vec::with_capacity(MAX_WRITE);
                 for part in parts {
                     let room = MAX_WRITE.saturating_sub(all.len());
                     all.extend_from_slice(part.get(..room.min(part.len())).unwrap_or_default());

@@ -123,38 +123,54 @@ impl RefusedTunnel {
         let mut outcome = Outcome { services, of, is_used, is_connected: false };
         let limit = client.services.settings.proxy.handshake_timeout;
         let Ok(Some((stream, first))) = first_protocol(side, limit).await else { return };
-        let answering = async {
-            match first {
+        let watched = client.clone();
+        let answering = async move {
+            let failed = match first {
                 FirstProtocol::Http => {
                     let target = self.target.in_the_clear();
-                    self.server(client.clone(), target, record, &outcome).serve_h1(stream).await;
+                    self.server(client, target, record, &outcome).serve_h1(stream).await;
+                    None
                 }
-                FirstProtocol::Tls(_) => self.answer_in_tls(client.clone(), stream, record, &mut outcome).await,
+                FirstProtocol::Tls(_) => self.answer_in_tls(client, stream, record, &mut outcome).await,
+            };
+            // The next CONNECT must know of it.
+            drop(outcome);
+            if let Some(stream) = failed {
+                // An alert of the proxy is lost if the stream is reset before it has been read.
+                let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &[])).await;
             }
         };
-        client.until_reset(answering).await;
+        watched.until_reset(answering).await;
     }
 
-    async fn answer_in_tls(self, client: Arc<Client>, stream: ClientStream, record: Record, outcome: &mut Outcome) {
+    /// Returns the stream of a handshake that has failed.
+    async fn answer_in_tls(
+        self,
+        client: Arc<Client>,
+        stream: ClientStream,
+        record: Record,
+        outcome: &mut Outcome,
+    ) -> Option<ClientStream> {
         // The leaf is not cached: it would take the place of another, and the cache would show which names other tasks have
         // tried.
-        let Ok(config) = client.services.authority.mint_server_config(self.target.host()) else { return };
+        let config = client.services.authority.mint_server_config(self.target.host()).ok()?;
         let limit = client.services.settings.proxy.handshake_timeout;
         let handshake = TlsAcceptor::from(Arc::new(config)).accept(stream).into_fallible();
         let tls = match timeout(limit, handshake).await {
             Ok(Ok(tls)) => tls,
-            Ok(Err((_, stream))) => {
-                // An alert of the proxy is lost if the stream is reset before it has been read.
-                let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &[])).await;
-                return;
-            }
-            Err(_) => return,
+            Ok(Err((_, stream))) => return Some(stream),
+            Err(_) => return None,
         };
         outcome.is_connected = true;
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let target = self.target.clone();
         let server = self.server(client, target, record, outcome);
-        if h2 { server.serve_h2(tls).await } else { server.serve_h1(tls).await }
+        if h2 {
+            server.serve_h2(tls).await
+        } else {
+            server.serve_h1(tls).await
+        }
+        None
     }
 
     fn server(&self, client: Arc<Client>, target: Target, record: Record, outcome: &Outcome) -> InnerServer {

@@ -174,8 +174,10 @@ impl Tunnel {
         };
         if let Err(refusal) = checked {
             record.failed(refusal);
+            // The line is written, and an origin is left, before the client is told.
+            drop((self, record));
             if matches!(first, FirstProtocol::Tls(_)) {
-                // The alert is best effort: the client may have disconnected. The refusal is in the record.
+                // The alert is best effort: the client may have disconnected.
                 let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &respond::UNRECOGNIZED_NAME)).await;
             }
             return;
@@ -293,6 +295,7 @@ impl Tunnel {
                 // Usually the client does not trust the interception CA and closes with an alert.
                 record.rule(format!("client handshake: {error}"));
                 record.abandoned();
+                drop(record);
                 // An alert of the proxy is lost if the stream is reset before it has been read.
                 let _ = timeout(ALERT_TIMEOUT, write_and_linger(stream, &[])).await;
                 return;

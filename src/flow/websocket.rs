@@ -11,7 +11,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client::Client;
@@ -136,7 +136,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
             state: WriteState::new(&protocol_error),
         },
     };
-    let unread = directions.relay(&client, (client_io, origin_io), (idle, until), revocation, &mut record).await;
+    let rest = directions.relay(&client, (client_io, origin_io), (idle, until), revocation, &mut record).await;
     record.note_credentials_in_messages();
     // Nothing is sent after this.
     let _ = directions.down.finder.reached(directions.down.inner.finds(true));
@@ -145,8 +145,15 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     }
     // The audit line is written before the connections linger.
     drop(record);
-    if let Some((client_io, origin_io)) = unread {
-        tokio::join!(linger(client_io), linger(origin_io));
+    match rest {
+        Rest::Nothing => {}
+        Rest::Unsent(mut client_io, mut origin_io) => {
+            let sent = async { tokio::join!(client_io.shutdown(), origin_io.shutdown()) };
+            let _ = timeout(PROTOCOL_ERROR_GRACE, sent).await;
+        }
+        Rest::Unread(client_io, origin_io) => {
+            tokio::join!(linger(client_io), linger(origin_io));
+        }
     }
     drop((client, carrying));
     // An HTTP/2 connection of the origin lasts as long as its lease.
@@ -180,6 +187,16 @@ impl RelayEnd {
 
 /// The read half of a side whose bytes are no longer relayed.
 type ReadEnd = ReadHalf<TokioIo<Upgraded>>;
+type WriteEnd = WriteHalf<TokioIo<Upgraded>>;
+
+/// What is left of the client's and the origin's side when a relay has ended.
+enum Rest {
+    Nothing,
+    /// The close frames that were passed on may wait behind the rest of a stream.
+    Unsent(WriteEnd, WriteEnd),
+    /// Bytes may arrive that would reset the connection before the proxy's close frame is read.
+    Unread(ReadEnd, ReadEnd),
+}
 
 /// The two directions of a relay.
 struct RelayDirections {
@@ -305,8 +322,7 @@ async fn wait_for_second(first: io::Result<()>, other: impl Future<Output = io::
 }
 
 impl RelayDirections {
-    /// Relays both directions until they end, records the end, and sends the close frames. Returns the read halves if
-    /// they have to linger.
+    /// Relays both directions until they end, records the end, and sends the close frames. Returns what is left to do after that.
     async fn relay(
         &mut self,
         client: &Client,
@@ -314,7 +330,7 @@ impl RelayDirections {
         (idle, until): (Duration, Option<Instant>),
         revocation: impl Future<Output = Refusal>,
         record: &mut Record,
-    ) -> Option<(ReadEnd, ReadEnd)> {
+    ) -> Rest {
         let counts = record.transfer_counts();
         let (mut client_read, mut client_write) = split(TokioIo::new(client_io));
         let (mut origin_read, mut origin_write) = split(TokioIo::new(origin_io));
@@ -381,18 +397,16 @@ impl RelayDirections {
         };
         // Recorded before the close frames are sent, so that a client that does not read cannot delay the count of a
         // find.
-        let is_completed = matches!(ended, RelayEnd::Completed);
         ended.note(record);
-        if code.is_none() && is_completed {
-            // What has been written last may wait behind the rest of a stream.
-            let ended = async { tokio::join!(client_write.shutdown(), origin_write.shutdown()) };
-            let _ = timeout(CLOSE_TIMEOUT, ended).await;
-        }
-        let client = self.down.state.allowed_close(websocket::close_frame(code?, false));
+        let Some(code) = code else {
+            let are_closed = self.up.state.close_passed.get() && self.down.state.close_passed.get();
+            return if are_closed { Rest::Unsent(client_write, origin_write) } else { Rest::Nothing };
+        };
+        let client = self.down.state.allowed_close(websocket::close_frame(code, false));
         let origin = self.up.state.allowed_close(websocket::close_frame(to_origin, true));
         let closed = async { tokio::join!(close(client_write, client), close(origin_write, origin)) };
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
-        Some((client_read, origin_read))
+        Rest::Unread(client_read, origin_read)
     }
 }
 
