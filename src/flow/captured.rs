@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -19,7 +19,7 @@ use super::client::{self, Client};
 use super::connection::{self, Refused};
 use super::io::Rewind;
 use super::respond;
-use super::tunnel::{self, ClientSide, ClientStream, FirstProtocol, Tunnel, TunnelIo};
+use super::tunnel::{self, ALERT_TIMEOUT, ClientSide, ClientStream, FirstProtocol, Tunnel, TunnelIo};
 use crate::audit::record::Record;
 use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal, Verdict};
@@ -30,9 +30,6 @@ use crate::stages::identify::Caller;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
 use crate::tls::hello::Hello;
-
-/// The longest time to tell a client of a refusal.
-const ALERT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The connection was made to an address that is not one of the host's.
 pub(super) struct OtherAddress;
@@ -83,7 +80,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: client::ClientStream) {
             tokio::select! {
                 biased;
                 () = client.gone() => {}
-                () = serve_tls(&client, stream.map(TunnelIo::Connection), &hello, original) => {}
+                () = serve_tls(&client, stream.map(TunnelIo::Left), &hello, original) => {}
             }
         }
     }

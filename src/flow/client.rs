@@ -102,6 +102,14 @@ impl Client {
         });
     }
 
+    /// Returns once the client has reset the stream of its tunnel, or its connection has failed.
+    pub(super) async fn stream_reset(&self) {
+        match &self.stream {
+            Some(stream) => stream.reset().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Runs something that is of no use once the client has reset the stream of its tunnel. A connection is watched as a whole.
     pub(super) async fn until_reset(&self, work: impl Future<Output = ()>) {
         match &self.stream {

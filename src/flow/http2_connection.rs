@@ -60,7 +60,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream, proxy_name:
 }
 
 impl Http2Service for Http2Connection {
-    // A client opens a tunnel for one, as over HTTP/1.1 for most.
+    // A client opens a tunnel for a WebSocket.
     const HAS_WEBSOCKETS: bool = false;
     const IS_SHARED: bool = true;
 

@@ -116,7 +116,7 @@ pub(super) async fn serve<S: Http2Service>(
                 }
                 let waiting = Waiting::of(open.clone());
                 let answer = respond::tracked(service.answer(request, &answers).await.ok()?, open);
-                // What a client without a token has sent is not kept while it reads nothing.
+                // The data of a client without a token is not kept while the client reads nothing.
                 if service.client().slot.deadline().is_some() && answers.writes().is_blocked() {
                     return None;
                 }
@@ -172,7 +172,7 @@ async fn wait_until_idle(service: &impl Http2Service, answers: &OpenAnswers) {
             () = &mut ending => return,
             () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
         }
-        // Most requests begin and end between two looks.
+        // Most requests begin and end between two polls.
         let begun = answers.begun();
         if answers.any() || begun != seen {
             (idle_since, seen) = (Instant::now(), begun);

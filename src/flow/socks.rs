@@ -289,6 +289,6 @@ impl Wire {
     async fn established(mut self, limit: Duration) -> Verdict<ClientSide> {
         self.deadline = Instant::now() + limit;
         self.write(&reply(SUCCEEDED)).await?;
-        Ok(ClientSide::Stream(Rewind::new(self.read.freeze(), TunnelIo::Connection(self.stream))))
+        Ok(ClientSide::Stream(Rewind::new(self.read.freeze(), TunnelIo::Left(self.stream))))
     }
 }

@@ -1,18 +1,17 @@
 //! CONNECT tunnels: opaque ones are checked and spliced, inspected ones are terminated.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::OptionFuture;
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_util::either::Either;
 
 use super::Services;
 use super::accept::write_and_linger;
@@ -41,9 +40,9 @@ use crate::stages::throttle::Prepaid;
 use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
-/// The longest time to write an alert.
+/// The longest time to tell a client of a refusal, or of a failed handshake, by an alert.
 pub(super) const ALERT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest time to pass on what a client has sent before it reset the stream of its tunnel.
+/// The longest time to pass on the bytes that a client has sent before it reset the stream of its tunnel.
 const RESET_GRACE: Duration = Duration::from_secs(1);
 
 /// An admitted and pinned tunnel. An opaque one is connected to its origin.
@@ -61,13 +60,8 @@ pub(super) struct Tunnel {
 /// The client's side of a tunnel, with bytes that were read ahead put back.
 pub(super) type ClientStream = Rewind<TunnelIo>;
 
-/// The bytes of a tunnel.
-pub(super) enum TunnelIo {
-    /// A whole connection.
-    Connection(client::ClientStream),
-    /// A stream of an HTTP/2 connection.
-    Stream(WriteTimeout<StreamIo>),
-}
+/// The bytes of a tunnel: all of a connection, or a stream of an HTTP/2 connection.
+pub(super) type TunnelIo = Either<client::ClientStream, WriteTimeout<StreamIo>>;
 
 /// The client's side of a tunnel before its first bytes are read.
 pub(super) enum ClientSide {
@@ -88,7 +82,7 @@ impl ClientSide {
             Self::Http2(upgrade, state) => {
                 let io = StreamIo::new(upgrade.await.map_err(io::Error::other)?, state);
                 let io = WriteTimeout::new(io, Timeouts::default().idle);
-                Ok(Rewind::new(Bytes::new(), TunnelIo::Stream(io)))
+                Ok(Rewind::new(Bytes::new(), TunnelIo::Right(io)))
             }
             Self::Stream(stream) => Ok(stream),
         }
@@ -224,12 +218,7 @@ impl Tunnel {
         let names = ServerNames::new(&self.admitted);
         let spliced = splice(stream, origin, idle, names.filters(), |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(spliced);
-        let reset = async {
-            match &client.stream {
-                Some(stream) => stream.reset().await,
-                None => std::future::pending().await,
-            }
-        };
+        let reset = client.stream_reset();
         tokio::pin!(reset);
         // The time by which a tunnel that the client has reset ends.
         let mut until = None;
@@ -250,7 +239,7 @@ impl Tunnel {
                 ended = &mut spliced => {
                     return record_end(record, ended, names.refusal(), client).await;
                 }
-                // What the client sent before is passed on.
+                // The bytes that the client sent before are passed on.
                 () = &mut reset, if until.is_none() => until = Some(Instant::now() + RESET_GRACE),
                 Some(()) = OptionFuture::from(until.map(sleep_until)) => {
                     return record_end(record, Err(io::ErrorKind::BrokenPipe.into()), names.refusal(), client).await;
@@ -371,7 +360,7 @@ async fn client_stream(upgrade: OnUpgrade) -> io::Result<ClientStream> {
         .map_err(|_| io::Error::other("not a connection of this listener"))?;
     let (buffered, stream) = io.into_inner().into_parts();
     let read = if read_buf.is_empty() { buffered } else { [read_buf, buffered].concat().into() };
-    Ok(Rewind::new(read, TunnelIo::Connection(stream)))
+    Ok(Rewind::new(read, TunnelIo::Left(stream)))
 }
 
 /// Reads until the client's protocol is known, and puts the bytes back. Returns `None` if the client closes without
@@ -405,48 +394,4 @@ pub(super) async fn detect_protocol<T: AsyncRead + Unpin>(
         }
     };
     Ok(Some((stream.put_back(seen.freeze()), first)))
-}
-
-macro_rules! with_inner {
-    ($stream:expr, $inner:ident => $call:expr) => {
-        match $stream.get_mut() {
-            TunnelIo::Connection($inner) => $call,
-            TunnelIo::Stream($inner) => $call,
-        }
-    };
-}
-
-impl AsyncRead for TunnelIo {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        with_inner!(self, inner => Pin::new(inner).poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for TunnelIo {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        with_inner!(self, inner => Pin::new(inner).poll_write(cx, bytes))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        with_inner!(self, inner => Pin::new(inner).poll_flush(cx))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        with_inner!(self, inner => Pin::new(inner).poll_shutdown(cx))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        with_inner!(self, inner => Pin::new(inner).poll_write_vectored(cx, parts))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Connection(inner) => inner.is_write_vectored(),
-            Self::Stream(inner) => inner.is_write_vectored(),
-        }
-    }
 }

@@ -46,11 +46,11 @@ const LINGER_BYTES: u64 = 64 * 1024 * 1024;
 /// The client's side of a requested upgrade, before the origin has responded.
 pub(super) struct PendingUpgrade {
     upgrade: OnUpgrade,
-    of: Carrying,
+    transport: UpgradeTransport,
 }
 
 /// The connection that becomes a WebSocket.
-enum Carrying {
+enum UpgradeTransport {
     /// All of an HTTP/1.1 connection.
     Connection(GateHandle),
     /// A stream of an HTTP/2 connection, which is not idle.
@@ -60,14 +60,16 @@ enum Carrying {
 impl PendingUpgrade {
     /// Returns the upgrade that an extended CONNECT asks for (RFC 8441), and gives the request its form over HTTP/1.1.
     pub(super) fn of_stream<B>(request: &mut Request<B>, answers: &Arc<OpenAnswers>) -> Option<Self> {
-        extended_connect::request_to_http1(request)
-            .then(|| Self { upgrade: hyper::upgrade::on(request), of: Carrying::Stream { _open: answers.begin() } })
+        extended_connect::request_to_http1(request).then(|| Self {
+            upgrade: hyper::upgrade::on(request),
+            transport: UpgradeTransport::Stream { _open: answers.begin() },
+        })
     }
 
     /// Registers the upgrade that a request asks for. Returns `None` if it asks for none.
     pub(super) fn of<B>(request: &mut Request<B>, gate: &GateHandle) -> Option<Self> {
         let upgrade = gate.register_upgrade(request)?;
-        Some(Self { upgrade, of: Carrying::Connection(gate.clone()) })
+        Some(Self { upgrade, transport: UpgradeTransport::Connection(gate.clone()) })
     }
 }
 
@@ -81,7 +83,7 @@ pub(super) fn respond(
     let services = &client.services;
     let UpgradedOrigin { response, relay: accepted } = match answer {
         Answer::Response(checked) => {
-            let is_stream = matches!(&pending, Some(PendingUpgrade { of: Carrying::Stream { .. }, .. }));
+            let is_stream = matches!(&pending, Some(PendingUpgrade { transport: UpgradeTransport::Stream { .. }, .. }));
             // To an extended CONNECT, it would say that the stream is a WebSocket.
             if is_stream && checked.status().is_success() {
                 return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
@@ -95,9 +97,9 @@ pub(super) fn respond(
     };
     record.status(response.status());
     let mut answer = respond::switched(services, response, &record);
-    match &pending.of {
-        Carrying::Connection(gate) => gate.accept_upgrade(),
-        Carrying::Stream { .. } => extended_connect::response_to_http2(&mut answer),
+    match &pending.transport {
+        UpgradeTransport::Connection(gate) => gate.accept_upgrade(),
+        UpgradeTransport::Stream { .. } => extended_connect::response_to_http2(&mut answer),
     }
     // Boxed, because the waiting for the abort holds the future twice.
     let relay = Box::pin(relay(client.clone(), pending, accepted, record));
@@ -112,11 +114,11 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     let Relay { origin, up, down, pauses, idle, until, revocation, limit, lease } = accepted;
     let _open = Open::count(&client.services.open_counts.websockets);
     // After the response the client sends WebSocket frames instead of HTTP.
-    if let Carrying::Connection(gate) = &pending.of {
+    if let UpgradeTransport::Connection(gate) = &pending.transport {
         gate.pass_all();
     }
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
-    let PendingUpgrade { upgrade, of: carrying } = pending;
+    let PendingUpgrade { upgrade, transport } = pending;
     let both = timeout(handshake_timeout, async { tokio::try_join!(upgrade, origin) }).await;
     let Ok(Ok((client_io, origin_io))) = both else { return record.abandoned() };
     let protocol_error = Arc::<AtomicBool>::default();
@@ -155,7 +157,7 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
             tokio::join!(linger(client_io), linger(origin_io));
         }
     }
-    drop((client, carrying));
+    drop((client, transport));
     // An HTTP/2 connection of the origin lasts as long as its lease.
     lease.finish().await;
 }
@@ -189,7 +191,7 @@ impl RelayEnd {
 type ReadEnd = ReadHalf<TokioIo<Upgraded>>;
 type WriteEnd = WriteHalf<TokioIo<Upgraded>>;
 
-/// What is left of the client's and the origin's side when a relay has ended.
+/// The rest of the work on both sides when a relay has ended.
 enum Rest {
     Nothing,
     /// The close frames that were passed on may wait behind the rest of a stream.
@@ -322,7 +324,7 @@ async fn wait_for_second(first: io::Result<()>, other: impl Future<Output = io::
 }
 
 impl RelayDirections {
-    /// Relays both directions until they end, records the end, and sends the close frames. Returns what is left to do after that.
+    /// Relays both directions until they end, records the end, and sends the close frames. Returns the rest of the work.
     async fn relay(
         &mut self,
         client: &Client,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::Request;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -20,7 +20,8 @@ use tokio_rustls::TlsConnector;
 use super::listeners::Certificates;
 use crate::lab::client::{auth, client_config, empty, h1};
 use crate::lab::h2::{
-    Answer, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, Wire, block, frame, read_frame,
+    Answer, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Wire, block, frame,
+    read_frame,
 };
 use crate::lab::h2_proxy::{H2Proxy, TLS, TunnelIo};
 use crate::lab::{self, Lab, LabBuilder, Origin, Reply, TIMEOUT};
@@ -187,13 +188,12 @@ async fn malformed_targets_and_fields_get_their_code() {
         let line = lab.ended(n).await;
         assert_eq!((&line["method"], &line["code"]), (&"CONNECT".into(), &code.into()), "{to} {line}");
     }
-    let asks = reqwest_like(&mut proxy, &to).await;
-    assert_eq!(asks, [200, 403, 400, 400]);
+    assert_eq!(statuses(&mut proxy, &to).await, [200, 403, 400, 400]);
     assert!(proxy.connect(&to).await.is_ok(), "the connection has outlived them");
 }
 
 /// Returns the statuses of requests in absolute form: an allowed one, another port, no host, and another scheme.
-async fn reqwest_like(proxy: &mut H2Proxy, to: &str) -> [u16; 4] {
+async fn statuses(proxy: &mut H2Proxy, to: &str) -> [u16; 4] {
     let mut statuses = [0; 4];
     let urls =
         [format!("https://{to}/"), "https://api.test/".to_owned(), "https://1.2.3/".to_owned(), format!("ftp://{to}/")];
@@ -420,9 +420,8 @@ async fn all_streams_end_with_their_connection() {
     held.iter().for_each(JoinHandle::abort);
 }
 
-/// A stream that one side has ended carries the bytes of the other.
-#[tokio::test]
-async fn either_side_of_a_tunnel_may_end_first() {
+/// Starts a proxy with an origin without TLS, `plain.test`.
+async fn start_plain() -> (Lab, Origin) {
     let builder = LabBuilder::new().await;
     let plain = Origin::http().await;
     builder.dns.set("plain.test", &["127.0.0.1"]);
@@ -433,6 +432,13 @@ async fn either_side_of_a_tunnel_may_end_first() {
         plain.port()
     );
     let lab = builder.proxy(&text).await;
+    (lab, plain)
+}
+
+/// A stream that one side has ended carries the bytes of the other.
+#[tokio::test]
+async fn either_side_of_a_tunnel_may_end_first() {
+    let (lab, plain) = start_plain().await;
     let mut proxy = lab.proxy_h2().await;
     let to = format!("plain.test:{}", plain.port());
     let mut tunnel = proxy.connect(&to).await.unwrap();
@@ -673,28 +679,36 @@ async fn an_answer_that_is_not_taken_ends_its_stream_alone() {
     Certificates::new(builder.dir.path());
     let text = format!("{TLS}[plans.p.raw]\nrequest_timeout = \"1s\"\n{}plan = \"p\"\n", lab::allow_api(origin.port()));
     let lab = builder.proxy(&text).await;
-    let to = format!("api.test:{}", origin.port());
-    let mut proxy = narrow(&lab, 20_000).await;
-    let tls = lab.tls_over(proxy.connect(&to).await.unwrap(), &to, &["http/1.1"]).await;
-    let (mut inside, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await.unwrap();
-    tokio::spawn(connection);
-    let get = || Request::builder().uri("/").header("host", &to).body(empty()).unwrap();
-    assert_eq!(Reply::read(inside.send_request(get()).await.unwrap()).await.text(), "hello\n");
-    let big = absolute("GET", &format!("https://{to}/big?50000000")).body(empty()).unwrap();
-    let unread = timeout(TIMEOUT, proxy.sender.send_request(big)).await.unwrap().unwrap();
-    assert_eq!(lab.ended(1).await["code"], "request_timed_out");
-    let reset = timeout(TIMEOUT, async {
-        let mut body = unread.into_body();
-        while let Some(frame) = body.frame().await {
-            frame?;
-            // It takes no more, once the stream is about to be reset.
-            tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let (to, token) = (format!("api.test:{}", origin.port()), auth());
+    let mut wire = hostile(&lab).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE; no stream gets more.
+    wire.out = [PREFACE, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0x4e, 0x20])].concat();
+    let own = ("proxy-authorization", token.as_str());
+    wire.headers(1, false, &[(":method", "CONNECT"), (":authority", &to), own]);
+    wire.send(&[]).await;
+    assert_eq!(wire.answer(1).await, Answer::Head);
+    let big = [(":method", "GET"), (":scheme", "https"), (":authority", &to), (":path", "/big?50000000"), own];
+    wire.headers(3, true, &big);
+    wire.send(&[]).await;
+    assert_eq!(wire.answer(3).await, Answer::Head);
+    loop {
+        let frame = read_frame(&mut wire.io).await.expect("the connection stays");
+        assert!(frame.kind != DATA || frame.flags & END_STREAM == 0, "it does not look complete");
+        assert_ne!(frame.kind, GOAWAY);
+        if (frame.kind, frame.stream) == (RST_STREAM, 3) {
+            break;
         }
-        Ok::<_, hyper::Error>(())
-    });
-    assert!(reset.await.expect("the stream ends").is_err(), "it does not look complete");
-    // The tunnel is as it was.
-    assert_eq!(Reply::read(inside.send_request(get()).await.unwrap()).await.text(), "hello\n");
+    }
+    assert_eq!(lab.ended(0).await["code"], "request_timed_out");
+    // The tunnel is as it was: plain HTTP in it is another scheme.
+    wire.send(&frame(DATA, 0, 1, format!("GET / HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes())).await;
+    loop {
+        let frame = read_frame(&mut wire.io).await.expect("the tunnel answers");
+        if (frame.kind, frame.stream) == (DATA, 1) {
+            assert!(frame.payload.starts_with(b"HTTP/1.1 403"), "{frame:?}");
+            break;
+        }
+    }
 }
 
 /// The client's window is closed, so nothing can be sent, not even the end.
@@ -835,16 +849,7 @@ async fn bytes_before_a_reset_are_passed_on() {
 /// The last bytes of a tunnel are in the proxy when it stops.
 #[tokio::test]
 async fn draining_sends_the_last_bytes_of_a_tunnel() {
-    let builder = LabBuilder::new().await;
-    let plain = Origin::http().await;
-    builder.dns.set("plain.test", &["127.0.0.1"]);
-    Certificates::new(builder.dir.path());
-    let text = format!(
-        "{TLS}[integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
-         [tasks.t]\nintegrations = [\"plain\"]\n",
-        plain.port()
-    );
-    let lab = builder.proxy(&text).await;
+    let (lab, plain) = start_plain().await;
     let to = format!("plain.test:{}", plain.port());
     let mut proxy = narrow(&lab, 4_000).await;
     let mut tunnel = proxy.connect(&to).await.unwrap();
@@ -871,9 +876,10 @@ async fn unknown_callers_end_no_tunnel() {
     while timeout(TIMEOUT, sender.send_request(Request::connect(&to).body(empty()).unwrap())).await.unwrap().is_ok() {
         assert!(start.elapsed() < TIMEOUT, "it does not end");
     }
-    // Longer than a connection without tunnels has.
     let tls = lab.tls_over(tunnel, &to, &["http/1.1"]).await;
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    // One without tunnels ends within two seconds.
+    let ended = timeout(std::time::Duration::from_secs(3), &mut proxy.connection).await;
+    assert!(ended.is_err(), "it has ended: {ended:?}");
     let request = Request::builder().uri("/").header("host", &to).body(empty()).unwrap();
     assert_eq!(Reply::read(h1(tls, request).await).await.text(), "hello\n");
     let _ = timeout(TIMEOUT, &mut proxy.connection).await.expect("the connection ends with its last tunnel");
