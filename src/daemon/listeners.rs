@@ -11,7 +11,7 @@ use super::command_runner::CommandRunner;
 use super::takeover::{Role, Takeover, TakeoverLock};
 use crate::flow::dns_listener::DnsListener;
 use crate::flow::listener::{Inherited, Listener, ListenerAddress, SharedSocket};
-use crate::policy::settings::{self, ListenAt, ListenerTasks, Settings};
+use crate::policy::settings::{self, ListenAt, ListenerTasks, ProxyListener, Settings};
 
 /// The parts of a start that are there before it, beside the configuration.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl Listeners {
         if opened.proxy.is_empty() {
             for configured in settings.proxy.listeners.iter().filter(|configured| !configured.is_dns()) {
                 let mut listener = opened.listen(Role::Proxy, &configured.at, settings.proxy.unix_mode).await?;
-                listener.configure(configured);
+                listener.configure(configured).map_err(|source| failed(configured, source))?;
                 opened.proxy.push(listener);
             }
         } else {
@@ -67,7 +67,7 @@ impl Listeners {
         }
         for configured in settings.proxy.listeners.iter().filter(|configured| configured.is_dns()) {
             let Some(at) = configured.at.tcp() else { continue };
-            let failed = |source| StartError::Listen { address: configured.at.clone(), source };
+            let failed = |source| failed(configured, source);
             opened
                 .dns
                 .push(DnsListener::bind(at, configured.tasks.clone(), opened.takeover.is_some()).map_err(failed)?);
@@ -93,14 +93,14 @@ impl Listeners {
         let mut next = || sockets.next().ok_or(io::ErrorKind::NotFound.into());
         let mut opened = Self { is_enclosed: true, ..Self::default() };
         for configured in configured {
-            let failed = |source| StartError::Listen { address: configured.at.clone(), source };
+            let failed = |source| failed(configured, source);
             if configured.is_dns() {
                 let (tcp, udp) = (next().map_err(failed)?, next().map_err(failed)?);
                 opened.dns.push(DnsListener::of(tcp.into(), udp.into(), configured.tasks.clone()).map_err(failed)?);
             } else {
                 let socket = next().and_then(|socket| Listener::taken_over(socket, &configured.at));
                 let mut listener = socket.map_err(failed)?;
-                listener.configure(configured);
+                listener.configure(configured).map_err(failed)?;
                 opened.proxy.push(listener);
             }
         }
@@ -168,6 +168,10 @@ fn admin_mode(settings: &Settings) -> u32 {
     if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
 }
 
+fn failed(configured: &ProxyListener, source: io::Error) -> StartError {
+    StartError::Listen { address: configured.at.clone(), source }
+}
+
 async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
     Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
 }
@@ -181,7 +185,7 @@ async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Pro
         // The networks were checked against the configured addresses only.
         let unknown = || ListenerTasks { users: proxy.tasks.users.clone(), ..ListenerTasks::default() };
         match configured {
-            Some(configured) => listener.configure(configured),
+            Some(configured) => listener.configure(configured).map_err(|source| failed(configured, source))?,
             None => listener.set_tasks(unknown()),
         }
     }
@@ -189,7 +193,7 @@ async fn identify_inherited(listeners: &mut Vec<Listener>, proxy: &settings::Pro
     for own in own {
         if listeners.iter().all(|listener| *listener.at() != own.at) {
             let mut listener = bind(&own.at, proxy.unix_mode).await?;
-            listener.configure(own);
+            listener.configure(own).map_err(|source| failed(own, source))?;
             listeners.push(listener);
         }
     }

@@ -344,10 +344,42 @@ impl Listener {
     }
 
     /// Sets the clients that it has, and their protocol, as configured.
-    pub(crate) fn configure(&mut self, configured: &ProxyListener) {
+    ///
+    /// # Errors
+    /// If the process may not take connections to other addresses.
+    pub(crate) fn configure(&mut self, configured: &ProxyListener) -> io::Result<()> {
         self.set_tasks(configured.tasks.clone());
         self.balancers = configured.balancers.clone().map(Into::into);
         self.mode = configured.mode;
+        self.set_tproxy(configured.is_tproxy)
+    }
+
+    /// Sets whether rules may lead connections to other addresses to it. A passed socket that may already needs no privilege, and
+    /// one that is not to take them does not.
+    #[cfg(target_os = "linux")]
+    fn set_tproxy(&self, is_on: bool) -> io::Result<()> {
+        let Socket::Tcp(listening) = &self.socket else { return Ok(()) };
+        let socket = socket2::SockRef::from(listening);
+        // The kernel has one option under two names.
+        let is_v4 = listening.local_addr()?.is_ipv4();
+        let current = if is_v4 { socket.ip_transparent_v4()? } else { socket.ip_transparent_v6()? };
+        if current == is_on {
+            return Ok(());
+        }
+        let set = if is_v4 { socket.set_ip_transparent_v4(is_on) } else { socket.set_ip_transparent_v6(is_on) };
+        set.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => io::Error::new(
+                error.kind(),
+                "tproxy needs CAP_NET_RAW, or a socket of the service manager (systemd: Transparent=yes)",
+            ),
+            _ => error,
+        })
+    }
+
+    /// There is no such listener: the configuration refuses it.
+    #[cfg(not(target_os = "linux"))]
+    fn set_tproxy(&self, is_on: bool) -> io::Result<()> {
+        if is_on { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) }
     }
 
     /// Returns its address and its clients' protocol.

@@ -745,6 +745,21 @@ pub(super) mod tests {
                 "one range of each",
             ),
             (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nmode = \"transparent\"\ntproxy = true\ntask = \"t\"\n[tasks.t]",
+                "proxy.listeners[0].task",
+                "cidr_tasks",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nmode = \"transparent\"\ntproxy = true\nuser_tasks = { 7 = \"t\" }\n[tasks.t]",
+                "proxy.listeners[0].user_tasks",
+                "cidr_tasks",
+            ),
+            (
+                "[[proxy.listeners]]\nlisten = \"127.0.0.1:1\"\nmode = \"socks5\"\ntproxy = true\n[tasks.t]",
+                "proxy.listeners[0].tproxy",
+                "transparent",
+            ),
+            (
                 "[[proxy.listeners]]\nlisten = \"0.0.0.0:1\"\nmode = \"transparent\"\ntask = \"t\"\n[tasks.t]",
                 "proxy.listeners[0].task",
                 "cidr_tasks",

@@ -27,6 +27,7 @@ pub(super) fn read(s: &mut Section<'_>, base: &Path, tasks: &ListenerTasks) -> V
         tasks: tasks.clone(),
         balancers: None,
         mode: ListenerMode::Proxy,
+        is_tproxy: false,
     });
     let own = own.into_iter().map(|OwnTasks(listener)| ProxyListener { at: listener.at.relative_to(base), ..listener });
     shared.chain(own).collect()
@@ -50,6 +51,7 @@ impl Readable for OwnTasks {
         let tasks = ListenerTasks { all, networks, users, loopback_users };
         let balancers = s.optional("proxy_protocol").map(|s| balancers(s, findings));
         let mode = s.take::<ListenerMode>("mode").unwrap_or_default();
+        let is_tproxy = s.take::<bool>("tproxy").unwrap_or_default();
         // The clients of others can send a token.
         let needs_task = match mode {
             ListenerMode::Proxy => balancers.is_none(),
@@ -64,7 +66,7 @@ impl Readable for OwnTasks {
             };
             findings.problem(path, "it has no task", format!("task = \"NAME\"{also}"));
         }
-        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks, balancers, mode }))
+        Some(Self(ProxyListener { at: at?, key: path.to_owned(), is_own: true, tasks, balancers, mode, is_tproxy }))
     }
 }
 
@@ -215,6 +217,13 @@ fn check_own_tasks(listener: &ProxyListener, proxy: &Proxy, findings: &Findings)
         }
         return;
     };
+    if listener.is_tproxy && networks.is_empty() {
+        return findings.problem(
+            at(key),
+            "TPROXY leads connections of other machines here, whatever the address of the listener",
+            "cidr_tasks with the networks of the clients",
+        );
+    }
     if listener.is_http_proxy() && proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) {
         findings.problem(at(key), WITH_CERTIFICATES, "no task here, or no tls.client_ca");
     }
@@ -263,6 +272,10 @@ fn check_balancers(listener: &ProxyListener, findings: &Findings) {
 /// Checks a listener for programs that do not know of the proxy: they have no token, and the kernel must know the addresses that they
 /// connect to.
 fn check_captured(listener: &ProxyListener, findings: &Findings) {
+    if listener.is_tproxy && listener.mode != ListenerMode::Transparent {
+        let problem = "only a transparent listener takes connections to other addresses";
+        findings.problem(format!("{}.tproxy", listener.key), problem, "mode = \"transparent\", or no tproxy");
+    }
     let (mode, example) = match listener.mode {
         ListenerMode::Proxy | ListenerMode::Socks5 => return,
         ListenerMode::Transparent => ("transparent", "\"0.0.0.0:15001\""),

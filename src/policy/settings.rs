@@ -132,6 +132,9 @@ pub struct ProxyListener {
     pub balancers: Option<Vec<IpNet>>,
     /// The protocol that its clients speak to it.
     pub mode: ListenerMode,
+    /// It takes connections to addresses of other machines, which TPROXY rules lead to it. Its own address says nothing of who
+    /// reaches it.
+    pub is_tproxy: bool,
 }
 
 impl ProxyListener {

@@ -158,6 +158,7 @@ async fn set_up(dir: &Path) -> io::Result<Demo> {
         is_own: false,
         tasks,
         balancers: None,
+        is_tproxy: false,
         mode: ListenerMode::Proxy,
     }];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));

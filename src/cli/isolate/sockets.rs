@@ -81,6 +81,7 @@ impl CapturedPorts {
             is_own: true,
             tasks: ListenerTasks { all: Some(task.clone()), ..ListenerTasks::default() },
             balancers: None,
+            is_tproxy: false,
             mode,
         };
         let any = |port| SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);

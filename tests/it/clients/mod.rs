@@ -19,6 +19,7 @@ mod no_proxy;
 mod packages;
 mod sandboxes;
 mod table;
+mod tproxy;
 mod upstream_proxies;
 mod ways_in;
 

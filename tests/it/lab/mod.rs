@@ -97,6 +97,7 @@ impl LabBuilder {
             is_own: true,
             tasks: ListenerTasks::default(),
             balancers: None,
+            is_tproxy: false,
             mode: ListenerMode::Socks5,
         });
         let daemon = Daemon::start(settings.clone(), compiled.policy, None).await.unwrap();
