@@ -14,6 +14,7 @@ use super::mcp;
 use super::pack::{Gate, Pack};
 use super::proxy::Proxy;
 use super::registry::Registry;
+use super::shell::{self, SandboxError, Sandboxes};
 use super::task::Task;
 use super::turn::{self, Turn};
 use super::verbs::Ports;
@@ -82,6 +83,10 @@ enum Command {
         #[command(flatten)]
         turn: Turn,
     },
+    /// Run the operations of a script, for `turn`
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    ConfinedScript,
     /// Check a pack
     #[command(subcommand)]
     Pack(PackCommand),
@@ -155,6 +160,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { DONE });
         }
     };
+    #[cfg(target_os = "linux")]
+    if let Command::ConfinedScript = cli.command {
+        return shell::run_confined();
+    }
     let done = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -203,15 +212,21 @@ async fn run(command: Command) -> Result<(), Stop> {
             let run = mcp.run(pack.registry()?, proxy()?).await;
             run.map_err(|error| Stop(if error.is_usage() { USAGE } else { FAILED }, error.to_string()))?;
         }
-        Command::Turn { turn: Turn { is_final: true }, .. } => {
+        Command::Turn { turn: Turn { is_final: true, .. }, .. } => {
             print(turn::without_calls(&stdin()?).map_err(|error| Stop(USAGE, error.to_string()))?);
         }
-        Command::Turn { pack, turn: Turn { is_final: false } } => {
+        Command::Turn { pack, turn: Turn { sandboxes, sandboxes_file, allow_unconfined, .. } } => {
             let (registry, proxy) = (pack.registry()?, proxy()?);
+            let sandboxes = std::env::current_exe().map_err(SandboxError::Program).and_then(|program| {
+                Sandboxes::register(&sandboxes, sandboxes_file.as_deref(), program, allow_unconfined)
+            });
+            let sandboxes = sandboxes.map_err(|error| Stop(USAGE, error.to_string()))?;
             let tell = |line: &str| print(format_args!("{line}\n"));
-            let told = turn::run(&registry, &proxy, &stdin()?, Ports::Usual, tell).await;
+            let told = turn::run(&registry, &proxy, &stdin()?, Ports::Usual, &sandboxes, tell).await;
             told.map_err(|error| Stop(USAGE, error.to_string()))?;
         }
+        #[cfg(target_os = "linux")]
+        Command::ConfinedScript => return Err(Stop(USAGE, String::new())),
         Command::Pack(PackCommand::Check { file, json }) => return check(&file, json),
         Command::Completions { shell } => print(manual::completions(Cli::command(), shell)),
         Command::Man(args) => {

@@ -20,6 +20,7 @@ pub mod pack;
 mod pack_tools;
 pub mod proxy;
 pub mod registry;
+pub mod shell;
 pub mod task;
 mod tool_response;
 pub mod turn;

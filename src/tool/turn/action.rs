@@ -2,15 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use super::script::Script;
-
 /// An action.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// A registered tool.
     Tool { name: String, input: Value },
     /// A script of mk8.shell.
-    Script { sandbox: String, script: Script },
+    Script { resource: String, sandbox: String, script: Value },
     /// A command line for an interpreter. It is not kept.
     Shell,
     /// A transcription from an audio device.
@@ -139,7 +137,9 @@ pub(super) fn read(payload: &Value) -> Result<Action, String> {
     let value = |name: &str| payload.get(name).cloned().unwrap_or_default();
     Ok(match shape.kind {
         Kind::Tool => Action::Tool { name: owned("tool"), input: value("input") },
-        Kind::Script => Action::Script { sandbox: owned("sandboxId"), script: Script::read(&value("script"))? },
+        Kind::Script => {
+            Action::Script { resource: owned("resourceId"), sandbox: owned("sandboxId"), script: value("script") }
+        }
         Kind::Shell => Action::Shell,
         Kind::Transcription => match text("action") {
             None => Action::Transcription,

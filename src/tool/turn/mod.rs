@@ -6,10 +6,9 @@
 mod action;
 mod gate;
 mod line;
-mod options;
 mod parse;
-mod script;
-mod steps;
+
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::Value;
@@ -19,6 +18,7 @@ use super::messages;
 use super::outcome::State;
 use super::proxy::Proxy;
 use super::registry::Registry;
+use super::shell::{self, Sandboxes};
 use super::task::Task;
 use super::verbs::{Context, Ports, VerbResult, denied};
 use crate::model::tool::Tool;
@@ -27,12 +27,21 @@ use crate::model::tool::Tool;
 pub const MAX_MESSAGE: usize = 1 << 20;
 
 /// The input of the command.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(id = "message")]
 pub struct Turn {
     /// Print the message without its calls, and run nothing
     #[arg(long = "final")]
     pub is_final: bool,
+    /// A directory that scripts of mk8.shell with this sandboxId work in, and that they cannot leave. Can be repeated
+    #[arg(long = "sandbox", value_name = "NAME=DIR")]
+    pub sandboxes: Vec<String>,
+    /// Sandboxes in a file, with their environment, fragments and patterns that no argument may contain, in TOML
+    #[arg(long = "sandboxes", value_name = "FILE")]
+    pub sandboxes_file: Option<PathBuf>,
+    /// Run scripts also where the kernel cannot confine them to their directory (Landlock)
+    #[arg(long)]
+    pub allow_unconfined: bool,
 }
 
 /// The error for a message that is too long to be parsed.
@@ -49,6 +58,7 @@ pub async fn run(
     proxy: &Proxy,
     message: &str,
     ports: Ports,
+    sandboxes: &Sandboxes,
     mut tell: impl FnMut(&str),
 ) -> Result<(), TooLong> {
     let blocks = parse::blocks(bounded(message)?);
@@ -60,7 +70,7 @@ pub async fn run(
         let done = match (block.payload, &held) {
             (Err(why), _) => VerbResult::failed(&why.to_string()),
             (Ok(_), Some(held)) => held.clone(),
-            (Ok(payload), None) => answered(registry, &payload, Context { proxy, ports }).await,
+            (Ok(payload), None) => answered(registry, &payload, sandboxes, Context { proxy, ports }).await,
         };
         if done.state == State::AwaitingApproval {
             held = Some(gate::after_pending());
@@ -82,21 +92,23 @@ fn bounded(message: &str) -> Result<&str, TooLong> {
     if message.len() > MAX_MESSAGE { Err(TooLong) } else { Ok(message) }
 }
 
-async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) -> VerbResult {
+async fn answered(registry: &Registry, payload: &Value, sandboxes: &Sandboxes, context: Context<'_>) -> VerbResult {
     match action::read(payload) {
         Err(text) => VerbResult::failed(&text),
         Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
-        Ok(Action::Script { sandbox, script }) => match task(context.proxy).await {
+        Ok(Action::Script { resource, sandbox, script }) => match task(context.proxy).await {
             // A pack that closes the network closes it to scripts too: their verbs count as its calls.
-            Ok(task) if task.name() == sandbox => match registry.why_withheld(Tool::HttpRequest.as_str()) {
-                None => steps::run(&script, context).await,
+            Ok(task) => match registry.why_withheld(Tool::HttpRequest.as_str()) {
+                None => match shell::run(&script, (&sandbox, &resource), task.name(), sandboxes, context).await {
+                    Some(done) => done,
+                    None => {
+                        let name = messages::name(&sandbox);
+                        let text = format!("sandbox '{name}' is not registered; ask the user to register it");
+                        denied(context.proxy, "mk8_shell", &text).await
+                    }
+                },
                 Some(text) => denied(context.proxy, Tool::HttpRequest.as_str(), &text).await,
             },
-            Ok(_) => {
-                let text =
-                    format!("sandbox '{}' is not registered; ask the user to register it", messages::name(&sandbox));
-                denied(context.proxy, "mk8_shell", &text).await
-            }
             Err(done) => done,
         },
         Ok(Action::Shell) => {

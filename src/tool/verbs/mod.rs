@@ -3,7 +3,6 @@
 mod http;
 mod net;
 mod ports;
-pub(super) mod table;
 
 pub use ports::Ports;
 
@@ -44,7 +43,7 @@ pub(super) enum Network {
 }
 
 impl Network {
-    const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::HttpDelete,
         Self::HttpGet,
         Self::HttpLatency,

@@ -7,5 +7,7 @@ pub mod hostile_model;
 pub mod mcp;
 pub mod packs;
 pub mod self_api;
+pub mod shell_scripts;
+pub mod shell_verbs;
 pub mod tool_calls;
 pub mod turn;

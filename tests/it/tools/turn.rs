@@ -4,6 +4,7 @@ use std::process::Output;
 
 use exeat::tool::proxy::Proxy;
 use exeat::tool::registry::Registry;
+use exeat::tool::shell::Sandboxes;
 use exeat::tool::turn;
 use exeat::tool::verbs::Ports;
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use crate::lab::{KEY, Lab, LabBuilder, Origin, TOKEN};
 use crate::tools::front_end::tools;
 
-const GUID: &str = "6f9619ff-8b86-d011-b42d-00cf4fc964ff";
+pub const GUID: &str = "6f9619ff-8b86-d011-b42d-00cf4fc964ff";
 
 /// Starts a lab in which only POST needs an approval.
 async fn lab() -> (Lab, Origin, String) {
@@ -48,7 +49,7 @@ async fn run_at(proxy: &str, message: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let proxy = Proxy::at(proxy, None).unwrap();
     let tell = |line: &str| lines.push(line.to_owned());
-    turn::run(&Registry::builtin(), &proxy, message, Ports::Any, tell).await.unwrap();
+    turn::run(&Registry::builtin(), &proxy, message, Ports::Any, &Sandboxes::default(), tell).await.unwrap();
     lines
 }
 
@@ -115,7 +116,7 @@ async fn every_action_has_an_answer() {
         (tool("http_get", &json!({"url": "https://evil.test/"})), "Denied error=URL blocked -- Domain evil.test not in any approved integration for this task. Approved: [api.test, inside.test]".to_owned()),
         (script(&[("HttpGet", &[&url])], &Value::Null), "Completed result=HTTP 200 <tool_response>hello\\n</tool_response>".to_owned()),
         (elsewhere, "Denied error=sandbox 'a\u{fffd}b' is not registered; ask the user to register it".to_owned()),
-        (script(&[("HttpGet", &[&url]), ("FileRead", &["x"])], &Value::Null), "Failed error=operation 2: FileRead is not served here: only the network verbs are (Http*, Net*, OpenUrl)".to_owned()),
+        (script(&[("HttpGet", &[&url]), ("FileRead", &["x"])], &Value::Null), "Denied error=operation 2: FileRead needs a sandbox with a directory; this one has none, and serves network verbs and control flow only. The operator registers one with exeat-tools turn --sandbox NAME=DIR".to_owned()),
         (shell, "Denied error=the dangerous shell is not served here, and nothing was run; use mk8.shell".to_owned()),
         (hearing, "Failed error=transcription is not served here: there is no audio device. Nothing was done".to_owned()),
         (json!({}), "Completed result=this action is permitted but not implemented: nothing was done".to_owned()),

@@ -1,26 +1,61 @@
-//! The table of all verbs of mk8.shell and their arguments, for error messages.
+//! The table of all verbs of mk8.shell: their arguments, and the part of the program that runs them.
+
+use crate::tool::verbs::Network;
 
 /// A verb and its arguments. `?` marks an optional one, `...` any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tool) struct Verb {
-    pub(in crate::tool) name: &'static str,
+pub(super) struct Verb {
+    pub(super) name: &'static str,
     /// Its arguments, as documented.
-    pub(in crate::tool) takes: &'static str,
+    pub(super) takes: &'static str,
 }
 
 impl Verb {
-    pub(in crate::tool) fn named(name: &str) -> Option<Self> {
+    pub(super) fn named(name: &str) -> Option<Self> {
         let (name, takes) = *ALL.iter().find(|(known, _)| *known == name)?;
         Some(Self { name, takes })
     }
 
     /// Returns whether it accepts this number of arguments.
-    pub(in crate::tool) fn takes(self, count: usize) -> bool {
+    pub(super) fn takes(self, count: usize) -> bool {
         let all: Vec<&str> = self.takes.split(", ").filter(|one| !one.is_empty()).collect();
         let least = all.iter().filter(|one| !one.ends_with(['?', '.'])).count();
         let has_no_end = all.iter().any(|one| one.ends_with("..."));
         count >= least && (has_no_end || count <= all.len())
     }
+}
+
+/// The part of the program that runs a verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The compiler: it expands the operation to others.
+    Compiler,
+    /// The front-end, which knows the sandbox and the time.
+    FrontEnd,
+    /// The proxy, as a tool call.
+    Proxy,
+    /// The confined process.
+    Sandbox,
+    /// It is not served, for this reason.
+    Nowhere(&'static str),
+}
+
+/// Returns the part that runs a verb.
+pub(super) fn runs_in(verb: &str) -> Place {
+    match verb {
+        "ForEach" | "If" | "Include" => Place::Compiler,
+        "ProcRun" => Place::Nowhere("no command template is registered for this sandbox, so no program can be run"),
+        "ArchiveExtract" => Place::Nowhere("archives are not served yet"),
+        "Echo" | "Sleep" | "Assert" | "Fail" | "EnvGet" | "EnvList" | "ClipboardSet" | "SysWhoAmI" => Place::FrontEnd,
+        _ if verb.starts_with("Mk8") => Place::FrontEnd,
+        _ if Network::named(verb).is_some() => Place::Proxy,
+        _ => Place::Sandbox,
+    }
+}
+
+/// Returns all verbs with their arguments.
+pub(super) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ALL.into_iter()
 }
 
 const ALL: [(&str, &str); 159] = [

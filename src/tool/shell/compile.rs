@@ -1,0 +1,489 @@
+//! Compiles a script for a sandbox: control flow is expanded, variables are replaced, and everything that can be judged before the
+//! first step runs is judged. All problems are collected.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::options::Options;
+use super::path::{Access, WORKSPACE, WorkspacePath};
+use super::sandbox::Sandbox;
+use super::script::{Detail, MAX_OPERATIONS, Operation, Predicate, Problems, Script, read_all};
+use super::table::Verb;
+use crate::tool::messages;
+
+const MAX_CAPTURES: usize = 16;
+/// Names that no capture and no variable of a sandbox has.
+pub(super) const RESERVED: [&str; 6] = ["WORKSPACE", "CWD", "USER", "PREV", "ITEM", "INDEX"];
+
+/// A script that is ready to run.
+pub(super) struct Program {
+    pub(super) steps: Vec<Step>,
+    pub(super) cleanup: Vec<Step>,
+    pub(super) options: Options,
+}
+
+/// One step: a verb with its arguments, of which only captures and the output of the step before are missing.
+pub(super) struct Step {
+    pub(super) place: String,
+    pub(super) verb: Verb,
+    pub(super) args: Vec<Template>,
+    pub(super) guards: Vec<Guard>,
+    pub(super) extra: Extra,
+    pub(super) within: Duration,
+    pub(super) retries: u32,
+    /// The step at which the script goes on if this one fails.
+    pub(super) on_failure: Option<usize>,
+    pub(super) capture: Option<String>,
+}
+
+/// The part that only some verbs have.
+pub(super) enum Extra {
+    None,
+    Template { source: WorkspacePath, values: Vec<(String, String)> },
+    Patches(Vec<(String, String)>),
+}
+
+/// A condition that is known when the step is reached.
+pub(super) struct Guard {
+    pub(super) predicate: Predicate,
+    pub(super) args: Vec<Template>,
+}
+
+/// An argument, in pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Template(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Previous,
+    Capture(String),
+}
+
+/// The values that are known only while a script runs.
+#[derive(Default)]
+pub(super) struct RunValues {
+    pub(super) previous: String,
+    pub(super) captures: BTreeMap<String, String>,
+}
+
+impl Template {
+    /// Returns the text. Nothing in a value is replaced again.
+    pub(super) fn text(&self, values: &RunValues) -> String {
+        let piece = |piece: &Piece| match piece {
+            Piece::Text(text) => text.clone(),
+            Piece::Previous => values.previous.clone(),
+            Piece::Capture(name) => values.captures.get(name).cloned().unwrap_or_default(),
+        };
+        self.0.iter().map(piece).collect()
+    }
+
+    /// Returns the text if it is known before the script runs.
+    fn known(&self) -> Option<String> {
+        let texts = self.0.iter().map(|piece| match piece {
+            Piece::Text(text) => Some(text.as_str()),
+            Piece::Previous | Piece::Capture(_) => None,
+        });
+        texts.collect()
+    }
+}
+
+/// The values in the body of a loop.
+#[derive(Clone, Copy)]
+struct Item<'a> {
+    value: &'a str,
+    index: usize,
+}
+
+/// Returns what an operation does with the path in this argument, if it is one.
+pub(super) fn access(verb: &str, index: usize) -> Option<Access> {
+    let is_even = index.is_multiple_of(2);
+    match (verb, index) {
+        (
+            "FileRead" | "FileExists" | "FileInfo" | "FileHash" | "FileLineCount" | "FileHead" | "FileTail"
+            | "FileSearch" | "FileSearchRegex" | "FileGlob" | "FileMimeType" | "FileEncoding" | "FileChecksum"
+            | "FileAge" | "FileNewerThan" | "FileList" | "DirList" | "DirExists" | "DirTree" | "DirFileCount"
+            | "DirEmpty" | "DirHash" | "SysDiskUsage" | "SysDirSize" | "FileCopy" | "ArchiveExtract",
+            0,
+        )
+        | ("FileEqual" | "FileDiff" | "DirCompare", _) => Some(Access::Read),
+        ("FileDelete" | "DirCreate" | "DirDelete" | "FileMove", 0) | ("FileDeleteMany", _) | ("ArchiveExtract", 1) => {
+            Some(Access::Change)
+        }
+        ("FileWrite" | "FileAppend" | "FileTemplate" | "FilePatch", 0) | ("FileCopy" | "FileMove", 1) => {
+            Some(Access::Write)
+        }
+        ("FileWriteMany", _) if is_even => Some(Access::Write),
+        ("FileCopyMany", _) => Some(if is_even { Access::Read } else { Access::Write }),
+        _ => None,
+    }
+}
+
+/// Compiles a script.
+///
+/// # Errors
+/// All of its problems.
+pub(super) fn compile(script: &serde_json::Value, sandbox: &Sandbox) -> Result<Program, Problems> {
+    let mut problems = Problems::default();
+    let script = Script::read(script, &mut problems);
+    let options = script.options;
+    let mut compiler = Compiler {
+        sandbox,
+        options: &options,
+        problems,
+        captures: BTreeSet::new(),
+        later: BTreeSet::new(),
+        labels: BTreeMap::new(),
+        jumps: Vec::new(),
+        steps: Vec::new(),
+    };
+    collect_captures(&script.operations, &mut compiler.later);
+    collect_captures(&script.cleanup, &mut compiler.later);
+    for operation in &script.operations {
+        compiler.expand(operation, &[], None);
+    }
+    compiler.link();
+    let steps = std::mem::take(&mut compiler.steps);
+    compiler.labels.clear();
+    for operation in &script.cleanup {
+        compiler.expand(operation, &[], None);
+    }
+    compiler.link();
+    let (cleanup, problems) = (compiler.steps, compiler.problems);
+    if problems.is_empty() { Ok(Program { steps, cleanup, options }) } else { Err(problems) }
+}
+
+fn collect_captures(operations: &[Operation], names: &mut BTreeSet<String>) {
+    for operation in operations {
+        names.extend(operation.capture.clone());
+        if let Detail::ForEach { body: inner, .. } | Detail::If { then: inner, .. } = &operation.detail {
+            collect_captures(std::slice::from_ref(inner), names);
+        }
+    }
+}
+
+struct Compiler<'a> {
+    sandbox: &'a Sandbox,
+    options: &'a Options,
+    problems: Problems,
+    /// The captures of the operations so far.
+    captures: BTreeSet<String>,
+    /// The captures of the whole script.
+    later: BTreeSet<String>,
+    /// The steps with labels.
+    labels: BTreeMap<String, usize>,
+    /// Steps that go on at a label: the step, its place and the label.
+    jumps: Vec<(usize, String, String)>,
+    steps: Vec<Step>,
+}
+
+impl Compiler<'_> {
+    fn expand(&mut self, operation: &Operation, guards: &[(Predicate, Vec<Template>)], item: Option<Item<'_>>) {
+        if self.steps.len() >= MAX_OPERATIONS {
+            if self.steps.len() == MAX_OPERATIONS && self.problems.is_empty() {
+                self.problems
+                    .wrong("", format!("a script has at most {MAX_OPERATIONS} operations when it is expanded"));
+            }
+            return;
+        }
+        let place = &operation.place;
+        match &operation.detail {
+            Detail::ForEach { items, body } => {
+                self.check_plain(operation);
+                if body.label.is_some() || body.capture.is_some() {
+                    self.problems.wrong(
+                        place,
+                        "an operation in a ForEach has no label and no captureAs: each is there only once",
+                    );
+                    return;
+                }
+                for (index, value) in items.iter().enumerate() {
+                    self.expand(body, guards, Some(Item { value, index }));
+                }
+            }
+            Detail::If { predicate, args, then } => {
+                self.check_plain(operation);
+                let args: Vec<Template> = args
+                    .iter()
+                    .enumerate()
+                    .map(|(at, arg)| {
+                        if predicate.is_about_capture() && at == 0 {
+                            Template(vec![Piece::Text(arg.clone())])
+                        } else {
+                            self.template(arg, place, item)
+                        }
+                    })
+                    .collect();
+                if self.is_known_to_fail(*predicate, &args, place) {
+                    return;
+                }
+                let guards = [guards, &[(*predicate, args)]].concat();
+                self.expand(then, &guards, item);
+            }
+            _ if operation.verb.name == "Include" => self.include(operation, guards),
+            _ => self.step(operation, guards, item),
+        }
+    }
+
+    /// Control flow has no fields of a step: they belong to the operation in it.
+    fn check_plain(&mut self, operation: &Operation) {
+        let Operation { within, retries, label, on_failure, capture, .. } = operation;
+        if within.is_some() || retries.is_some() || label.is_some() || on_failure.is_some() || capture.is_some() {
+            let text = format!(
+                "fields such as label and captureAs belong to the operation inside the {}",
+                operation.verb.name
+            );
+            self.problems.wrong(&operation.place, text);
+        }
+    }
+
+    /// Checks a condition, and returns whether it is known to be false.
+    fn is_known_to_fail(&mut self, predicate: Predicate, args: &[Template], place: &str) -> bool {
+        if predicate.is_about_previous() && !self.options.pipes {
+            self.problems.wrong(place, "a predicate about the previous output needs the option pipeStepOutput");
+        }
+        let known: Vec<Option<String>> = args.iter().map(Template::known).collect();
+        match (predicate, known.as_slice()) {
+            (Predicate::CaptureEmpty | Predicate::CaptureContains, [Some(name), ..])
+                if !self.captures.contains(name) =>
+            {
+                self.problems.wrong(place, format!("no operation before it captures '{}'", messages::name(name)));
+                false
+            }
+            (Predicate::EnvEquals, [Some(name), Some(value)]) => self.sandbox.variable(name) != Some(value.as_str()),
+            (Predicate::EnvEquals, _) => {
+                self.problems.wrong(place, "EnvEquals compares with a value that is known before the script runs");
+                false
+            }
+            (Predicate::PrevMatch, [Some(pattern)]) if super::regex(pattern).is_err() => {
+                self.problems.wrong(place, "PrevMatch needs a valid regular expression");
+                false
+            }
+            (Predicate::PrevLineCount, [Some(count)]) if count.parse::<usize>().is_err() => {
+                self.problems.wrong(place, "PrevLineCount takes a number");
+                false
+            }
+            (Predicate::FileExists | Predicate::DirExists, [Some(path)]) => {
+                if let Err(error) = WorkspacePath::parse(path) {
+                    self.problems.denied(place, error);
+                }
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Expands a fragment of the operator.
+    fn include(&mut self, operation: &Operation, guards: &[(Predicate, Vec<Template>)]) {
+        self.check_plain(operation);
+        let name = operation.args.first().map(String::as_str).unwrap_or_default();
+        let Some(fragment) = self.sandbox.fragment(name) else {
+            let known = self.sandbox.fragments().collect::<Vec<_>>().join(", ");
+            let known =
+                if known.is_empty() { "this sandbox has none".to_owned() } else { format!("there are {known}") };
+            return self.problems.wrong(&operation.place, format!("no fragment '{}': {known}", messages::name(name)));
+        };
+        let what = format!("{}, fragment {name},", operation.place);
+        for operation in read_all(fragment, &what, &mut self.problems) {
+            if operation.verb.name == "Include" {
+                self.problems.wrong(&operation.place, "a fragment includes no other");
+            } else {
+                self.expand(&operation, guards, None);
+            }
+        }
+    }
+
+    fn step(&mut self, operation: &Operation, guards: &[(Predicate, Vec<Template>)], item: Option<Item<'_>>) {
+        let place = match item {
+            Some(item) => format!("{}, item {}", operation.place, item.index.saturating_add(1)),
+            None => operation.place.clone(),
+        };
+        let verb = operation.verb;
+        if let Some(reason) = self.sandbox.why_not_served(verb.name) {
+            self.problems.denied(&place, reason);
+        }
+        let args: Vec<Template> = operation.args.iter().map(|arg| self.template(arg, &place, item)).collect();
+        for (index, arg) in args.iter().enumerate() {
+            if let Some(text) = arg.known() {
+                self.check_known(verb, index, &text, &place);
+            }
+        }
+        let extra = self.extra(operation, &place, item);
+        let at = self.steps.len();
+        if let Some(label) = &operation.label {
+            // The first one counts.
+            if *self.labels.entry(label.clone()).or_insert(at) != at {
+                self.problems.wrong(&place, format!("the label '{label}' is there twice"));
+            }
+        }
+        if let Some(label) = &operation.on_failure {
+            self.jumps.push((at, place.clone(), label.clone()));
+        }
+        if let Some(name) = &operation.capture {
+            self.capture(name, &place);
+        }
+        self.steps.push(Step {
+            place,
+            verb,
+            args,
+            guards: guards
+                .iter()
+                .map(|(predicate, args)| Guard { predicate: *predicate, args: args.clone() })
+                .collect(),
+            extra,
+            within: operation.within.unwrap_or(self.options.of_step),
+            retries: operation.retries.unwrap_or(self.options.retries),
+            on_failure: None,
+            capture: operation.capture.clone(),
+        });
+    }
+
+    /// Judges an argument that is known before the script runs.
+    fn check_known(&mut self, verb: Verb, index: usize, text: &str, place: &str) {
+        if let Err(text) = check_argument(self.sandbox, verb.name, index, text) {
+            self.problems.denied(place, text);
+        }
+    }
+
+    fn extra(&mut self, operation: &Operation, place: &str, item: Option<Item<'_>>) -> Extra {
+        let texts: Vec<&String> = match &operation.detail {
+            Detail::Template { values, .. } => values.iter().map(|(_, value)| value).collect(),
+            Detail::Patches(patches) => patches.iter().flat_map(|(find, replace)| [find, replace]).collect(),
+            _ => return Extra::None,
+        };
+        if let Some(pattern) = texts.iter().find_map(|text| self.sandbox.blacklisted(text)) {
+            let text = blacklisted(pattern);
+            self.problems.denied(place, text);
+        }
+        match &operation.detail {
+            Detail::Template { source, values } => {
+                let source = self.template(source, place, item).known().map(|source| WorkspacePath::parse(&source));
+                match source {
+                    Some(Ok(source)) => return Extra::Template { source, values: values.clone() },
+                    Some(Err(error)) => self.problems.denied(place, error),
+                    None => self.problems.wrong(place, "the source of a template is known before the script runs"),
+                }
+                Extra::None
+            }
+            Detail::Patches(patches) => Extra::Patches(patches.clone()),
+            _ => Extra::None,
+        }
+    }
+
+    fn capture(&mut self, name: &str, place: &str) {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let problem = if name.is_empty() || name.len() > 64 || !name.chars().all(is_part) {
+            "captureAs has 1 to 64 letters, digits and '_'".to_owned()
+        } else if RESERVED.contains(&name) || self.sandbox.variable(name).is_some() {
+            format!("captureAs cannot be '{name}', which has a value already")
+        } else if !self.captures.insert(name.to_owned()) {
+            format!("'{name}' is captured twice")
+        } else if self.captures.len() > MAX_CAPTURES {
+            format!("a script has at most {MAX_CAPTURES} captures")
+        } else {
+            return;
+        };
+        self.problems.wrong(place, problem);
+    }
+
+    /// Replaces the variables whose values are known.
+    fn template(&mut self, text: &str, place: &str, item: Option<Item<'_>>) -> Template {
+        let mut pieces = Vec::new();
+        let mut known = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find('$') {
+            let (before, from) = rest.split_at(at);
+            known.push_str(before);
+            let after = from.get(1..).unwrap_or_default();
+            let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+            let (name, next) = after.split_at(end);
+            rest = next;
+            match self.value(name, place, item) {
+                Some(Value::Known(value)) => known.push_str(&value),
+                Some(Value::Later(piece)) => {
+                    if !known.is_empty() {
+                        pieces.push(Piece::Text(std::mem::take(&mut known)));
+                    }
+                    pieces.push(piece);
+                }
+                None => {
+                    known.push('$');
+                    known.push_str(name);
+                }
+            }
+        }
+        known.push_str(rest);
+        if !known.is_empty() || pieces.is_empty() {
+            pieces.push(Piece::Text(known));
+        }
+        Template(pieces)
+    }
+
+    /// Returns the value of a variable. A name that is none stays as it is.
+    fn value(&mut self, name: &str, place: &str, item: Option<Item<'_>>) -> Option<Value> {
+        let known = |text: &str| Some(Value::Known(text.to_owned()));
+        match (name, item) {
+            ("WORKSPACE" | "CWD", _) => known(WORKSPACE),
+            ("USER", _) => known(self.sandbox.user()),
+            ("ITEM", Some(item)) => known(item.value),
+            ("INDEX", Some(item)) => known(&item.index.to_string()),
+            ("ITEM" | "INDEX", None) => {
+                self.problems.wrong(place, format!("${name} is for the body of a ForEach"));
+                None
+            }
+            ("PREV", _) if !self.options.pipes => {
+                self.problems.wrong(place, "$PREV needs the option pipeStepOutput");
+                None
+            }
+            ("PREV", _) => Some(Value::Later(Piece::Previous)),
+            (name, _) if self.captures.contains(name) => Some(Value::Later(Piece::Capture(name.to_owned()))),
+            (name, _) if self.later.contains(name) => {
+                self.problems.wrong(place, format!("${name} is not captured before"));
+                None
+            }
+            (name, _) => self.sandbox.variable(name).and_then(known),
+        }
+    }
+
+    /// Finds the steps of labels. Only later ones are permitted, so a script ends.
+    fn link(&mut self) {
+        for (at, place, label) in std::mem::take(&mut self.jumps) {
+            match self.labels.get(&label) {
+                None => self.problems.wrong(&place, format!("there is no label '{label}'")),
+                Some(to) if *to <= at => {
+                    self.problems.wrong(&place, format!("the label '{label}' is not after this operation"));
+                }
+                Some(to) => {
+                    if let Some(step) = self.steps.get_mut(at) {
+                        step.on_failure = Some(*to);
+                    }
+                }
+            }
+        }
+    }
+}
+
+enum Value {
+    Known(String),
+    Later(Piece),
+}
+
+/// Judges an argument, before the script or when it is known.
+///
+/// # Errors
+/// The reason why it is denied.
+pub(super) fn check_argument(sandbox: &Sandbox, verb: &str, index: usize, text: &str) -> Result<(), String> {
+    if let Some(pattern) = sandbox.blacklisted(text) {
+        return Err(blacklisted(pattern));
+    }
+    match access(verb, index) {
+        Some(access) => {
+            WorkspacePath::parse(text).and_then(|path| path.check(access)).map_err(|error| error.to_string())
+        }
+        None => Ok(()),
+    }
+}
+
+fn blacklisted(pattern: &str) -> String {
+    format!("an argument contains '{}', which no argument of any verb may contain", messages::name(pattern))
+}

@@ -1,0 +1,138 @@
+//! The verbs that run in the confined process. None has an effect beyond the workspace.
+
+mod calculation;
+mod date;
+mod directories;
+mod edits;
+mod files;
+mod hash;
+mod json;
+mod path_names;
+mod system;
+mod text;
+mod values;
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::child::Request;
+use super::path::{Access, WorkspacePath};
+use super::workspace::Workspace;
+
+/// Maximum size of an output, in bytes. A longer one is an error, or truncated where lines are listed.
+pub(super) const MAX_OUTPUT: usize = 1 << 20;
+
+/// A verb has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum VerbError {
+    #[error("{0}")]
+    Denied(String),
+    #[error("{0}")]
+    Failed(String),
+    /// The file or directory does not exist.
+    #[error("{0}")]
+    Missing(String),
+}
+
+type Output = Result<String, VerbError>;
+
+fn failed<T>(text: impl Into<String>) -> Result<T, VerbError> {
+    Err(VerbError::Failed(text.into()))
+}
+
+/// The arguments of a verb. Their number has been checked.
+#[derive(Clone, Copy)]
+struct Args<'a>(&'a [String]);
+
+impl<'a> Args<'a> {
+    fn text(self, index: usize) -> &'a str {
+        self.0.get(index).map(String::as_str).unwrap_or_default()
+    }
+
+    fn optional(self, index: usize) -> Option<&'a str> {
+        self.0.get(index).map(String::as_str)
+    }
+
+    /// Returns a number, or the usual one if it is left out.
+    fn number<T: FromStr + PartialOrd + Display>(
+        self,
+        index: usize,
+        name: &str,
+        range: RangeInclusive<T>,
+        usual: Option<T>,
+    ) -> Result<T, VerbError> {
+        let Some(text) = self.optional(index) else {
+            return usual.map_or_else(|| failed(format!("{name} is missing")), Ok);
+        };
+        let number = text.trim().parse().ok().filter(|number| range.contains(number));
+        number.map_or_else(|| failed(format!("{name} is a number from {} to {}", range.start(), range.end())), Ok)
+    }
+
+    fn path(self, index: usize, access: Access) -> Result<WorkspacePath, VerbError> {
+        let path = WorkspacePath::parse(self.text(index)).and_then(|path| path.check(access).map(|()| path));
+        path.map_err(|error| VerbError::Denied(error.to_string()))
+    }
+}
+
+/// Runs an operation.
+pub(super) fn run(request: &Request, workspace: &Workspace) -> Output {
+    let (verb, args) = (request.verb.as_str(), Args(&request.args));
+    workspace.check_time()?;
+    let output = text::run(verb, args)
+        .or_else(|| json::run(verb, args))
+        .or_else(|| values::run(verb, args))
+        .or_else(|| date::run(verb, args))
+        .or_else(|| path_names::run(verb, args))
+        .or_else(|| calculation::run(verb, args))
+        .or_else(|| files::run(verb, args, workspace))
+        .or_else(|| directories::run(verb, args, workspace))
+        .or_else(|| edits::run(request, workspace))
+        .or_else(|| system::run(verb, args, workspace));
+    let output = output.unwrap_or_else(|| Err(VerbError::Denied(format!("{verb} is not served"))))?;
+    if output.len() > MAX_OUTPUT {
+        return failed(format!("the output has more than {MAX_OUTPUT} bytes"));
+    }
+    Ok(output)
+}
+
+fn truth(is_true: bool) -> Output {
+    Ok(if is_true { "True" } else { "False" }.to_owned())
+}
+
+fn pattern(text: &str) -> Result<regex::Regex, VerbError> {
+    super::regex(text).map_err(VerbError::Failed)
+}
+
+/// Lines of an output, of which those that are too many are left out with a note.
+struct Lines {
+    text: String,
+    left: usize,
+    omitted: usize,
+}
+
+impl Lines {
+    fn at_most(most: usize) -> Self {
+        Self { text: String::new(), left: most, omitted: 0 }
+    }
+
+    fn push(&mut self, line: &str) {
+        let fits = self.text.len().saturating_add(line.len()) < MAX_OUTPUT.saturating_sub(100);
+        if self.left == 0 || !fits {
+            self.omitted = self.omitted.saturating_add(1);
+            return;
+        }
+        self.left = self.left.saturating_sub(1);
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        self.text.push_str(line);
+    }
+
+    fn finish(mut self) -> String {
+        if self.omitted > 0 {
+            self.text.push_str(&format!("\n… and {} more", self.omitted));
+        }
+        self.text
+    }
+}

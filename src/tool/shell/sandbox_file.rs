@@ -1,0 +1,125 @@
+//! The file of sandboxes (`exeat-tools turn --sandboxes FILE`), in TOML.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blacklist::Blacklist;
+use super::compile::RESERVED;
+use super::sandbox::{Sandbox, SandboxError, is_name};
+
+/// Maximum size of the file, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    sandboxes: BTreeMap<String, Entry>,
+}
+
+/// One sandbox, as written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    /// Relative to the file.
+    directory: PathBuf,
+    /// The `resourceId` that calls have. Any, if it is left out.
+    resource: Option<String>,
+    /// Variables of scripts.
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    /// Patterns that no argument contains, besides the usual ones.
+    #[serde(default)]
+    blacklist: Vec<String>,
+    /// Operations for `Include`.
+    #[serde(default)]
+    fragments: BTreeMap<String, Vec<Value>>,
+}
+
+/// Reads the file, and opens the directories.
+///
+/// # Errors
+/// [`SandboxError`].
+pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
+    let failed = |source| SandboxError::File { file: file.to_owned(), source };
+    let wrong = |problem: String| SandboxError::Content { file: file.to_owned(), problem };
+    let mut text = String::new();
+    let opened = File::open(file).map_err(failed)?;
+    let size = opened.take(MAX_FILE.saturating_add(1)).read_to_string(&mut text).map_err(failed)?;
+    if size as u64 > MAX_FILE {
+        return Err(wrong(format!("more than {MAX_FILE} bytes")));
+    }
+    let document: Document = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let base = file.parent().unwrap_or(Path::new(""));
+    let sandbox = |(name, entry): (String, Entry)| {
+        let at = |key: &str, problem: &str| wrong(format!("sandboxes.{name}.{key}: {problem}"));
+        if !is_name(&name) {
+            return Err(wrong(format!("sandboxes.{name:?}: a name has 1 to 64 letters, digits, '-' and '_'")));
+        }
+        if let Some(variable) = entry.env.keys().find(|variable| !is_variable(variable)) {
+            let problem = "a variable has letters, digits and '_', and is none of the script's own";
+            return Err(at(&format!("env.{variable}"), problem));
+        }
+        if entry.env.values().any(|value| value.chars().any(char::is_control)) {
+            return Err(at("env", "a value has no control characters"));
+        }
+        let blacklist = Blacklist::new(&entry.blacklist).map_err(|error| at("blacklist", &error.to_string()))?;
+        let mut sandbox = Sandbox::at(&name, &base.join(&entry.directory))?;
+        sandbox.resource = entry.resource;
+        sandbox.variables = entry.env;
+        sandbox.fragments = entry.fragments;
+        sandbox.blacklist = blacklist;
+        Ok(sandbox)
+    };
+    document.sandboxes.into_iter().map(sandbox).collect()
+}
+
+fn is_variable(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    !name.is_empty() && name.len() <= 64 && name.chars().all(is_part) && !RESERVED.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Result<Vec<Sandbox>, String> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("work")).unwrap();
+        let file = dir.path().join("sandboxes.toml");
+        std::fs::write(&file, text).unwrap();
+        read(&file).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_file_names_sandboxes() {
+        let text = "[sandboxes.work]\ndirectory = \"work\"\nresource = \"R\"\nenv = { APP = \"demo\" }\n\
+                    blacklist = [\"project-x\"]\n[[sandboxes.work.fragments.hello]]\nverb = \"Echo\"\nargs = [\"hi\"]\n";
+        let sandboxes = of(text).unwrap();
+        let [sandbox] = sandboxes.as_slice() else { panic!() };
+        assert_eq!((sandbox.name(), sandbox.variable("APP")), ("work", Some("demo")));
+        assert!(sandbox.blacklisted("Project-X").is_some() && sandbox.fragment("hello").is_some());
+        assert!(sandbox.is_of("r") && !sandbox.is_of("s") && sandbox.has_directory());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, want) in [
+            ("", "sandboxes"),
+            ("[sandboxes.w]\n", "directory"),
+            ("[sandboxes.w]\ndirectory = \"nosuch\"\n", "nosuch"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nx = 1\n", "unknown field"),
+            ("[sandboxes.\"a b\"]\ndirectory = \"work\"\n", "a name has"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nenv = { CWD = \"x\" }\n", "sandboxes.w.env.CWD"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nenv = { A = \"\\n\" }\n", "control"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nblacklist = [\"x\"]\n", "sandboxes.w.blacklist"),
+        ] {
+            let error = of(text).err().unwrap_or_default();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Runs a compiled script.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::Executor;
+use super::compile::{Extra, Guard, Program, RunValues, Step, Template, check_argument};
+use super::options::FailureMode;
+use super::sandbox::Sandbox;
+use super::script::Predicate;
+use super::table::{Place, runs_in};
+use super::{front_end, regex};
+use crate::tool::outcome::State;
+use crate::tool::tool_response;
+use crate::tool::verbs::{Context, Network, VerbResult};
+
+/// Maximum size of the arguments of an operation, in bytes.
+const MAX_ARGUMENTS: usize = 4 << 20;
+
+/// An operation that has been reached, with its result. `None` if its condition did not hold.
+struct Reached<'a> {
+    step: &'a Step,
+    done: Option<VerbResult>,
+}
+
+/// A script that is running.
+struct Run<'a> {
+    program: &'a Program,
+    sandbox: &'a Sandbox,
+    executor: Executor<'a>,
+    context: Context<'a>,
+    values: RunValues,
+    started: Instant,
+    output_left: usize,
+    reached: Vec<Reached<'a>>,
+}
+
+/// The way on after an operation.
+enum Next {
+    Step(usize),
+    /// The script ends, with an error if it is the last operation's.
+    End,
+    /// An operation waits for the operator.
+    Waits(VerbResult),
+}
+
+/// Runs operations in order. If one waits for the operator, the script waits too and nothing after it is run.
+pub(super) async fn run(
+    program: &Program,
+    sandbox: &Sandbox,
+    executor: Executor<'_>,
+    context: Context<'_>,
+) -> VerbResult {
+    let mut run = Run {
+        program,
+        sandbox,
+        executor,
+        context,
+        values: RunValues::default(),
+        started: Instant::now(),
+        output_left: program.options.max_output,
+        reached: Vec::new(),
+    };
+    let mut at = 0;
+    while let Some(step) = program.steps.get(at) {
+        match run.reach(step, at).await {
+            Next::Step(next) => at = next,
+            Next::End => break,
+            Next::Waits(waiting) => return waiting,
+        }
+    }
+    let has_failed =
+        run.reached.last().and_then(|last| last.done.as_ref()).is_some_and(|done| done.state != State::Completed);
+    let done = run.combined_result();
+    if program.cleanup.is_empty() || !(has_failed && program.options.failure_mode.cleans_up()) {
+        return done;
+    }
+    run.clean_up(done).await
+}
+
+impl<'a> Run<'a> {
+    /// Runs the step at this position, if its conditions hold.
+    async fn reach(&mut self, step: &'a Step, at: usize) -> Next {
+        let left = self.program.options.of_script.saturating_sub(self.started.elapsed());
+        let following = Next::Step(at.saturating_add(1));
+        let done = match self.holds(step, left).await {
+            Ok(false) => {
+                self.reached.push(Reached { step, done: None });
+                return following;
+            }
+            Ok(true) => self.repeat(step, left).await,
+            Err(done) => done,
+        };
+        if done.state == State::AwaitingApproval {
+            return Next::Waits(done);
+        }
+        let is_error = done.state != State::Completed;
+        self.keep(step, done);
+        let is_over = self.started.elapsed() >= self.program.options.of_script;
+        match (is_error, step.on_failure, self.program.options.failure_mode) {
+            (false, ..) => following,
+            (true, Some(label), _) if !is_over => Next::Step(label),
+            (true, None, FailureMode::Continue) if !is_over => following,
+            (true, ..) => Next::End,
+        }
+    }
+
+    /// Keeps a result: for the steps after it as a whole, and for the result of the script as far as there is room.
+    fn keep(&mut self, step: &'a Step, done: VerbResult) {
+        let text = if done.state == State::Completed {
+            let text = tool_response::truncate(&done.text, self.output_left);
+            self.output_left = self.output_left.saturating_sub(text.len());
+            if let Some(name) = &step.capture {
+                self.values.captures.insert(name.clone(), done.text.clone());
+            }
+            if self.program.options.pipes {
+                self.values.previous = done.text;
+            }
+            text
+        } else {
+            if self.program.options.pipes {
+                self.values.previous.clear();
+            }
+            tool_response::truncate(&done.text, self.program.options.max_error)
+        };
+        self.reached.push(Reached { step, done: Some(VerbResult { state: done.state, text }) });
+    }
+
+    /// Runs a step until it is done, or has failed as often as it may.
+    async fn repeat(&mut self, step: &Step, left: Duration) -> VerbResult {
+        let started = Instant::now();
+        let mut delay = self.program.options.retry_delay;
+        let mut retries = step.retries;
+        loop {
+            let left = left.saturating_sub(started.elapsed());
+            let done = self.once(step, left).await;
+            if done.state != State::Failed || retries == 0 || left.saturating_sub(started.elapsed()) <= delay {
+                return done;
+            }
+            retries = retries.saturating_sub(1);
+            tokio::time::sleep(delay).await;
+            delay = delay.saturating_mul(2);
+        }
+    }
+
+    /// Runs a step once, within the time left.
+    async fn once(&mut self, step: &Step, left: Duration) -> VerbResult {
+        let (within, name) = if left < step.within { (left, "scriptTimeout") } else { (step.within, "stepTimeout") };
+        let args = match self.arguments(step) {
+            Ok(args) => args,
+            Err(done) => return done,
+        };
+        let verb = step.verb.name;
+        match runs_in(verb) {
+            Place::Sandbox => self.run_confined(verb, args, &step.extra, within).await,
+            place => {
+                let running = async {
+                    match (place, Network::named(verb)) {
+                        (Place::Proxy, Some(network)) => network.run(&args, self.context).await,
+                        _ => front_end::run(verb, &args, self.sandbox).await,
+                    }
+                };
+                let done = timeout(within, running).await;
+                done.unwrap_or_else(|_| {
+                    VerbResult::failed(&format!("exceeded its {name}; its requests may have had an effect"))
+                })
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    async fn run_confined(&mut self, verb: &str, args: Vec<String>, extra: &Extra, within: Duration) -> VerbResult {
+        let mut request = super::child::Request {
+            verb: verb.to_owned(),
+            args,
+            template: None,
+            patches: Vec::new(),
+            milliseconds: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
+        };
+        match extra {
+            Extra::None => {}
+            Extra::Template { source, values } => request.template = Some((source.to_string(), values.clone())),
+            Extra::Patches(patches) => request.patches.clone_from(patches),
+        }
+        self.executor.run(&request, within).await
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    async fn run_confined(&mut self, verb: &str, _: Vec<String>, _: &Extra, _: Duration) -> VerbResult {
+        VerbResult::denied(&format!("{verb} runs on Linux only"))
+    }
+
+    /// Returns the arguments of a step, and judges those that were not known before.
+    fn arguments(&self, step: &Step) -> Result<Vec<String>, VerbResult> {
+        let args: Vec<String> = step.args.iter().map(|arg| arg.text(&self.values)).collect();
+        if args.iter().map(String::len).sum::<usize>() > MAX_ARGUMENTS {
+            return Err(VerbResult::failed(&format!("the arguments have more than {} MiB", MAX_ARGUMENTS >> 20)));
+        }
+        for (index, arg) in args.iter().enumerate() {
+            check_argument(self.sandbox, step.verb.name, index, arg).map_err(|text| VerbResult::denied(&text))?;
+        }
+        Ok(args)
+    }
+
+    /// Returns whether all conditions of a step hold.
+    async fn holds(&mut self, step: &Step, left: Duration) -> Result<bool, VerbResult> {
+        for guard in &step.guards {
+            if !self.holds_one(guard, left.min(step.within)).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn holds_one(&mut self, guard: &Guard, within: Duration) -> Result<bool, VerbResult> {
+        let args: Vec<String> = guard.args.iter().map(|arg: &Template| arg.text(&self.values)).collect();
+        let (first, second) = (args.first().cloned().unwrap_or_default(), args.get(1).cloned().unwrap_or_default());
+        let previous = &self.values.previous;
+        let captured = || self.values.captures.get(&first).map(String::as_str).unwrap_or_default();
+        Ok(match guard.predicate {
+            Predicate::PrevContains => previous.contains(&first),
+            Predicate::PrevEmpty => previous.trim().is_empty(),
+            Predicate::PrevStartsWith => previous.starts_with(&first),
+            Predicate::PrevEndsWith => previous.ends_with(&first),
+            Predicate::PrevEquals => *previous == first,
+            Predicate::PrevMatch => regex(&first).map_err(|text| VerbResult::failed(&text))?.is_match(previous),
+            Predicate::PrevLineCount => first.parse() == Ok(previous.lines().count()),
+            Predicate::CaptureEmpty => captured().trim().is_empty(),
+            Predicate::CaptureContains => captured().contains(&second),
+            // Compared when the script was compiled.
+            Predicate::EnvEquals => true,
+            Predicate::FileExists | Predicate::DirExists => {
+                let verb = if guard.predicate == Predicate::FileExists { "FileExists" } else { "DirExists" };
+                check_argument(self.sandbox, verb, 0, &first).map_err(|text| VerbResult::denied(&text))?;
+                let done = self.run_confined(verb, vec![first], &Extra::None, within).await;
+                if done.state != State::Completed {
+                    return Err(done);
+                }
+                done.text == "True"
+            }
+        })
+    }
+
+    /// Runs the cleanup, whatever of it fails, and adds it to the result.
+    async fn clean_up(&mut self, mut done: VerbResult) -> VerbResult {
+        self.reached.clear();
+        self.started = Instant::now();
+        self.output_left = self.program.options.max_output;
+        let mut at = 0;
+        while let Some(step) = self.program.cleanup.get(at) {
+            at = match self.reach(step, at).await {
+                Next::Step(next) => next,
+                Next::End if self.started.elapsed() < self.program.options.of_script => at.saturating_add(1),
+                Next::End => break,
+                Next::Waits(_) => {
+                    let text = "awaits approval, which a cleanup does not wait for";
+                    self.keep(step, VerbResult::denied(text));
+                    at.saturating_add(1)
+                }
+            };
+        }
+        done.text.push_str(&format!("; cleanup: {}", shown(&self.reached)));
+        done
+    }
+
+    /// Returns the result of all operations.
+    fn combined_result(&mut self) -> VerbResult {
+        let is_alone = self.program.steps.len() == 1;
+        match self.reached.as_slice() {
+            [Reached { done: Some(only), .. }] if is_alone => return only.clone(),
+            _ => {}
+        }
+        match self.reached.split_last() {
+            Some((Reached { step, done: Some(last) }, before))
+                if last.state != State::Completed && self.program.options.failure_mode != FailureMode::Continue =>
+            {
+                let mut text = format!("{} ({}): {}", step.place, step.verb.name, last.text);
+                if !before.is_empty() {
+                    text.push_str(&format!("; before it: {}", shown(before)));
+                }
+                VerbResult { state: last.state.clone(), text }
+            }
+            _ => {
+                let states: Vec<&State> =
+                    self.reached.iter().filter_map(|one| Some(&one.done.as_ref()?.state)).collect();
+                let is_any = states.iter().any(|state| **state == State::Completed);
+                let state = states.first().filter(|_| !is_any).map_or(State::Completed, |first| (*first).clone());
+                VerbResult { state, text: shown(&self.reached) }
+            }
+        }
+    }
+}
+
+fn shown(reached: &[Reached<'_>]) -> String {
+    Value::Array(reached.iter().map(Reached::shown).collect()).to_string()
+}
+
+impl Reached<'_> {
+    fn shown(&self) -> Value {
+        let verb = self.step.verb.name;
+        let Some(done) = &self.done else { return json!({ "verb": verb, "status": "Skipped" }) };
+        let (status, member) = match done.state {
+            State::Completed => ("Completed", "output"),
+            State::Denied => ("Denied", "error"),
+            State::AwaitingApproval | State::Failed => ("Failed", "error"),
+        };
+        json!({ "verb": verb, "status": status, member: done.text })
+    }
+}

@@ -1,0 +1,359 @@
+//! The workspace of a sandbox: a directory that was opened once. The kernel resolves every path beneath it and follows no link
+//! (openat2(2)), whatever another process does with the names meanwhile.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use super::local::VerbError;
+use super::path::WorkspacePath;
+
+/// Maximum size of a file that is read as a whole, in bytes.
+pub(super) const MAX_WHOLE: u64 = 16 << 20;
+/// Maximum size of a file that is written, in bytes.
+pub(super) const MAX_FILE: u64 = 256 << 20;
+/// Maximum nesting of directories that a walk follows.
+const MAX_DEPTH: usize = 64;
+/// Maximum number of entries that a walk visits.
+const MAX_ENTRIES: usize = 200_000;
+const CHUNK: usize = 64 * 1024;
+/// Names of files that are not complete yet. They are hidden from scripts.
+const PARTIAL: &str = ".exeat-partial-";
+
+/// The workspace, and the time until which an operation may work.
+pub(super) struct Workspace {
+    root: Option<OwnedFd>,
+    pub(super) until: Instant,
+}
+
+/// An entry of a directory.
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) kind: FileType,
+}
+
+/// What a walk does next.
+pub(super) enum Next {
+    Deeper,
+    Skip,
+}
+
+impl Workspace {
+    pub(super) fn new(root: Option<OwnedFd>) -> Self {
+        Self { root, until: Instant::now() }
+    }
+
+    /// Returns an error if the operation has no time left.
+    pub(super) fn check_time(&self) -> Result<(), VerbError> {
+        if Instant::now() < self.until { Ok(()) } else { Err(VerbError::Failed("exceeded its stepTimeout".to_owned())) }
+    }
+
+    fn root(&self) -> Result<BorrowedFd<'_>, VerbError> {
+        let none = || VerbError::Denied("this sandbox has no directory".to_owned());
+        self.root.as_ref().map(AsFd::as_fd).ok_or_else(none)
+    }
+
+    fn open_at(&self, path: &WorkspacePath, flags: OFlags) -> Result<OwnedFd, VerbError> {
+        let name = if path.is_root() { "." } else { path.as_str() };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mut tries = 0_u8;
+        loop {
+            match rustix::fs::openat2(self.root()?, name, flags, Mode::empty(), resolve) {
+                // Another process has renamed something on the way.
+                Err(Errno::AGAIN) if tries < 100 => tries = tries.saturating_add(1),
+                result => return result.map_err(|error| failed(path, error)),
+            }
+        }
+    }
+
+    /// Opens a regular file.
+    pub(super) fn open(&self, path: &WorkspacePath) -> Result<File, VerbError> {
+        // A named pipe would block.
+        let file = self.open_at(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let stat = rustix::fs::fstat(&file).map_err(|error| failed(path, error))?;
+        if kind(&stat) != FileType::RegularFile {
+            return Err(VerbError::Failed(format!("'{path}' is {}", kind_name(kind(&stat)))));
+        }
+        Ok(File::from(file))
+    }
+
+    /// Returns what is at a path, if anything is. A link is not followed.
+    pub(super) fn stat(&self, path: &WorkspacePath) -> Result<Option<Stat>, VerbError> {
+        match self.open_at(path, OFlags::PATH) {
+            Ok(found) => rustix::fs::fstat(&found).map(Some).map_err(|error| failed(path, error)),
+            Err(VerbError::Missing(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn has(&self, path: &WorkspacePath, wanted: FileType) -> Result<bool, VerbError> {
+        Ok(self.stat(path)?.is_some_and(|stat| kind(&stat) == wanted))
+    }
+
+    /// Returns the use of the file system that a path is on.
+    pub(super) fn disk(&self, path: &WorkspacePath) -> Result<rustix::fs::StatVfs, VerbError> {
+        let found = self.open_at(path, OFlags::PATH)?;
+        rustix::fs::fstatvfs(&found).map_err(|error| failed(path, error))
+    }
+
+    /// Reads a file as a whole.
+    pub(super) fn read(&self, path: &WorkspacePath) -> Result<Vec<u8>, VerbError> {
+        let file = self.open(path)?;
+        let mut bytes = Vec::new();
+        file.take(MAX_WHOLE.saturating_add(1)).read_to_end(&mut bytes).map_err(|error| unusable(path, &error))?;
+        if bytes.len() as u64 > MAX_WHOLE {
+            return Err(VerbError::Failed(format!("'{path}' has more than {} MiB", MAX_WHOLE >> 20)));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads a file as text.
+    pub(super) fn read_text(&self, path: &WorkspacePath) -> Result<String, VerbError> {
+        String::from_utf8(self.read(path)?).map_err(|_| VerbError::Failed(format!("'{path}' is not UTF-8")))
+    }
+
+    /// Reads a file in pieces.
+    pub(super) fn read_pieces(
+        &self,
+        path: &WorkspacePath,
+        mut piece: impl FnMut(&[u8]) -> Result<bool, VerbError>,
+    ) -> Result<(), VerbError> {
+        let mut file = self.open(path)?;
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            self.check_time()?;
+            let read = file.read(&mut buffer).map_err(|error| unusable(path, &error))?;
+            if read == 0 || !piece(buffer.get(..read).unwrap_or_default())? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Opens the directory that a path is in.
+    fn parent<'a>(&self, path: &'a WorkspacePath) -> Result<(OwnedFd, &'a str), VerbError> {
+        let root = || VerbError::Denied("the workspace itself cannot be changed".to_owned());
+        let (parent, name) = path.split().ok_or_else(root)?;
+        let parent = self.open_at(&parent, OFlags::RDONLY | OFlags::DIRECTORY);
+        parent.map(|parent| (parent, name)).map_err(|error| match error {
+            VerbError::Missing(_) => {
+                VerbError::Failed(format!("the directory of '{path}' does not exist; DirCreate makes it"))
+            }
+            error => error,
+        })
+    }
+
+    /// Writes a file: all of it or nothing. It replaces a file, and nothing else.
+    pub(super) fn write(
+        &self,
+        path: &WorkspacePath,
+        fill: impl FnOnce(&mut Bounded) -> Result<(), VerbError>,
+    ) -> Result<u64, VerbError> {
+        let (parent, name) = self.parent(path)?;
+        let mut mode = Mode::from_raw_mode(0o644);
+        match rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if kind(&stat) == FileType::RegularFile => mode = Mode::from_raw_mode(stat.st_mode & 0o777),
+            Ok(stat) => return Err(VerbError::Failed(format!("'{path}' is {}", kind_name(kind(&stat))))),
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(failed(path, error)),
+        }
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|_| VerbError::Failed("no random numbers".to_owned()))?;
+        let partial = format!("{PARTIAL}{:016x}", u64::from_ne_bytes(random));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&parent, &*partial, flags, mode).map_err(|error| failed(path, error))?;
+        let mut file = Bounded { file: File::from(file), left: MAX_FILE };
+        let written = fill(&mut file).and_then(|()| {
+            self.check_time()?;
+            let size = file.file.stream_position().map_err(|error| unusable(path, &error))?;
+            rustix::fs::renameat(&parent, &*partial, &parent, name).map_err(|error| failed(path, error))?;
+            Ok(size)
+        });
+        if written.is_err() {
+            let _ = rustix::fs::unlinkat(&parent, &*partial, AtFlags::empty());
+        }
+        written
+    }
+
+    /// Moves a file. It replaces a file, and nothing else.
+    pub(super) fn rename(&self, from: &WorkspacePath, to: &WorkspacePath) -> Result<(), VerbError> {
+        if !self.has(from, FileType::RegularFile)? {
+            return Err(VerbError::Failed(format!("'{from}' is no file")));
+        }
+        let ((from_parent, from_name), (to_parent, to_name)) = (self.parent(from)?, self.parent(to)?);
+        match rustix::fs::statat(&to_parent, to_name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if kind(&stat) != FileType::RegularFile => {
+                return Err(VerbError::Failed(format!("'{to}' is {}", kind_name(kind(&stat)))));
+            }
+            _ => {}
+        }
+        rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name).map_err(|error| failed(from, error))
+    }
+
+    /// Removes a file, or a link.
+    pub(super) fn remove(&self, path: &WorkspacePath) -> Result<(), VerbError> {
+        let (parent, name) = self.parent(path)?;
+        rustix::fs::unlinkat(&parent, name, AtFlags::empty()).map_err(|error| failed(path, error))
+    }
+
+    /// Creates a directory and those that it is in.
+    pub(super) fn create_dir(&self, path: &WorkspacePath) -> Result<(), VerbError> {
+        let mut at = WorkspacePath::parse(".").map_err(|error| VerbError::Failed(error.to_string()))?;
+        for name in path.as_str().split('/') {
+            let parent = self.open_at(&at, OFlags::RDONLY | OFlags::DIRECTORY)?;
+            at = at.join(name);
+            match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(failed(&at, error)),
+            }
+        }
+        // What exists there may be no directory.
+        self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop)
+    }
+
+    /// Removes a directory with all that is in it. Links in it are removed, not followed.
+    pub(super) fn remove_dir(&self, path: &WorkspacePath) -> Result<(), VerbError> {
+        let (parent, name) = self.parent(path)?;
+        let dir = self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        self.empty(&dir, path, 0)?;
+        rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(|error| failed(path, error))
+    }
+
+    fn empty(&self, dir: &OwnedFd, path: &WorkspacePath, depth: usize) -> Result<(), VerbError> {
+        if depth > MAX_DEPTH {
+            return Err(VerbError::Failed(format!("directories are nested more than {MAX_DEPTH} deep")));
+        }
+        let mut entries = Dir::read_from(dir).map_err(|error| failed(path, error))?;
+        while let Some(entry) = entries.read() {
+            self.check_time()?;
+            let entry = entry.map_err(|error| failed(path, error))?;
+            let name = entry.file_name();
+            if name.to_bytes() == b"." || name.to_bytes() == b".." {
+                continue;
+            }
+            // The kernel follows no link at the end of a path that is opened so.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+                Ok(inner) => {
+                    self.empty(&inner, path, depth.saturating_add(1))?;
+                    rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)
+                }
+                Err(_) => rustix::fs::unlinkat(dir, name, AtFlags::empty()),
+            }
+            .map_err(|error| failed(path, error))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the entries of a directory, in the order of their names.
+    pub(super) fn list(&self, path: &WorkspacePath) -> Result<Vec<Entry>, VerbError> {
+        let dir = self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(&dir).map_err(|error| failed(path, error))? {
+            self.check_time()?;
+            let entry = entry.map_err(|error| failed(path, error))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name == "." || name == ".." || name.starts_with(PARTIAL) {
+                continue;
+            }
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown {
+                let stat = rustix::fs::statat(&dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+                kind = stat.map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode));
+            }
+            entries.push(Entry { name, kind });
+            if entries.len() > MAX_ENTRIES {
+                return Err(VerbError::Failed(format!("'{path}' has more than {MAX_ENTRIES} entries")));
+            }
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    /// Visits what is beneath a directory, in the order of names, at most `depth` directories deep. Links are visited, not followed.
+    pub(super) fn walk(
+        &self,
+        path: &WorkspacePath,
+        depth: usize,
+        visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
+    ) -> Result<(), VerbError> {
+        let mut left = MAX_ENTRIES;
+        self.walk_from(path, depth.min(MAX_DEPTH), &mut left, visit)
+    }
+
+    fn walk_from(
+        &self,
+        path: &WorkspacePath,
+        depth: usize,
+        left: &mut usize,
+        visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
+    ) -> Result<(), VerbError> {
+        for entry in self.list(path)? {
+            *left = left.checked_sub(1).ok_or_else(|| {
+                VerbError::Failed(format!("there are more than {MAX_ENTRIES} entries; name a directory further down"))
+            })?;
+            let at = path.join(&entry.name);
+            let next = visit(&at, &entry)?;
+            if entry.kind == FileType::Directory && depth > 1 && matches!(next, Next::Deeper) {
+                // It may have gone, or become a link.
+                match self.walk_from(&at, depth.saturating_sub(1), left, visit) {
+                    Err(VerbError::Missing(_)) => {}
+                    result => result?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A file that is being written, with the number of bytes that it may still get.
+pub(super) struct Bounded {
+    file: File,
+    left: u64,
+}
+
+impl Bounded {
+    pub(super) fn put(&mut self, bytes: &[u8]) -> Result<(), VerbError> {
+        let left = self.left.checked_sub(bytes.len() as u64);
+        self.left = left.ok_or_else(|| VerbError::Failed(format!("a file has at most {} MiB", MAX_FILE >> 20)))?;
+        self.file.write_all(bytes).map_err(|error| VerbError::Failed(format!("cannot be written: {}", error.kind())))
+    }
+}
+
+pub(super) fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+pub(super) fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link, and links are not followed",
+        _ => "neither a file nor a directory",
+    }
+}
+
+fn unusable(path: &WorkspacePath, error: &io::Error) -> VerbError {
+    VerbError::Failed(format!("'{path}': {}", error.kind()))
+}
+
+fn failed(path: &WorkspacePath, error: Errno) -> VerbError {
+    match error {
+        Errno::NOENT => VerbError::Missing(format!("'{path}' does not exist")),
+        Errno::LOOP => VerbError::Denied(format!("'{path}' leads through a symbolic link, and links are not followed")),
+        Errno::XDEV => VerbError::Denied(format!("'{path}' leads out of the workspace")),
+        Errno::NOTDIR => {
+            VerbError::Failed(format!("'{path}': a part of it is no directory, and links are not followed"))
+        }
+        Errno::ISDIR => VerbError::Failed(format!("'{path}' is a directory")),
+        Errno::EXIST => VerbError::Failed(format!("'{path}' exists already")),
+        Errno::NOTEMPTY => VerbError::Failed(format!("'{path}' is not empty")),
+        Errno::ACCESS | Errno::PERM => VerbError::Denied(format!("'{path}': permission denied")),
+        Errno::NOSPC | Errno::DQUOT => VerbError::Failed("no space is left on the device".to_owned()),
+        error => VerbError::Failed(format!("'{path}': {}", io::Error::from(error).kind())),
+    }
+}
