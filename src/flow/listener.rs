@@ -354,8 +354,11 @@ impl Listener {
         self.set_tproxy(configured.is_tproxy)
     }
 
-    /// Sets whether rules may lead connections to other addresses to it. A passed socket that may already needs no privilege, and
-    /// one that is not to take them does not.
+    /// Lets TPROXY rules lead connections to other addresses to it. A socket that was passed with the option needs no privilege.
+    ///
+    /// # Errors
+    /// Without the privilege; and if a passed socket has the option, and the configuration has not: its address does not limit who
+    /// reaches it.
     #[cfg(target_os = "linux")]
     fn set_tproxy(&self, is_on: bool) -> io::Result<()> {
         let Socket::Tcp(listening) = &self.socket else { return Ok(()) };
@@ -363,14 +366,21 @@ impl Listener {
         // The kernel has one option under two names.
         let is_v4 = listening.local_addr()?.is_ipv4();
         let current = if is_v4 { socket.ip_transparent_v4()? } else { socket.ip_transparent_v6()? };
-        if current == is_on {
-            return Ok(());
+        match (current, is_on) {
+            (true, true) | (false, false) => return Ok(()),
+            (true, false) => {
+                return Err(io::Error::other(
+                    "the passed socket takes connections to other addresses, and tproxy is not set",
+                ));
+            }
+            (false, true) => {}
         }
-        let set = if is_v4 { socket.set_ip_transparent_v4(is_on) } else { socket.set_ip_transparent_v6(is_on) };
+        let set = if is_v4 { socket.set_ip_transparent_v4(true) } else { socket.set_ip_transparent_v6(true) };
         set.map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => io::Error::new(
                 error.kind(),
-                "tproxy needs CAP_NET_RAW, or a socket of the service manager (systemd: Transparent=yes)",
+                "tproxy needs CAP_NET_RAW, which does not count in a user namespace (systemd: PrivateUsers=no), or a socket of the \
+                 service manager (systemd: Transparent=yes)",
             ),
             _ => error,
         })

@@ -14,7 +14,9 @@ use super::mcp;
 use super::pack::{Gate, Pack};
 use super::proxy::Proxy;
 use super::registry::Registry;
-use super::shell::{self, SandboxError, Sandboxes};
+#[cfg(target_os = "linux")]
+use super::shell;
+use super::shell::{SandboxError, Sandboxes};
 use super::task::Task;
 use super::turn::{self, Turn};
 use super::verbs::Ports;

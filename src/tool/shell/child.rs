@@ -16,13 +16,12 @@ use crate::tool::outcome::State;
 
 /// The hidden command that starts it.
 pub(super) const COMMAND: &str = "confined-script";
-/// Maximum size of a message between the two processes, in bytes.
-pub(super) const MAX_MESSAGE: usize = 16 << 20;
+/// Maximum size of a message between the two processes, in bytes: that of all arguments, each byte of which JSON may write as six.
+pub(super) const MAX_MESSAGE: usize = 32 << 20;
 
 /// The first message.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Setup {
-    pub(super) has_directory: bool,
     pub(super) allow_unconfined: bool,
 }
 
@@ -36,6 +35,8 @@ pub(super) struct Request {
     /// The texts of a `FilePatch`.
     pub(super) patches: Vec<(String, String)>,
     pub(super) milliseconds: u64,
+    /// The bytes that the script may still write.
+    pub(super) may_write: u64,
 }
 
 /// The answer to a request, and to the first message.
@@ -43,6 +44,8 @@ pub(super) struct Request {
 pub(super) struct Reply {
     pub(super) state: ReplyState,
     pub(super) text: String,
+    /// The bytes that were written.
+    pub(super) written: u64,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -50,6 +53,7 @@ pub(super) enum ReplyState {
     Completed,
     Denied,
     Failed,
+    TimedOut,
 }
 
 impl From<ReplyState> for State {
@@ -57,7 +61,7 @@ impl From<ReplyState> for State {
         match state {
             ReplyState::Completed => Self::Completed,
             ReplyState::Denied => Self::Denied,
-            ReplyState::Failed => Self::Failed,
+            ReplyState::Failed | ReplyState::TimedOut => Self::Failed,
         }
     }
 }
@@ -74,11 +78,10 @@ fn serve() -> io::Result<()> {
     let directory = io::stdin().as_fd().try_clone_to_owned()?;
     let mut socket = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let Some(setup) = receive::<Setup>(&mut socket)? else { return Ok(()) };
-    let directory = setup.has_directory.then_some(directory);
-    let confined = confinement::confine(directory.as_ref().map(AsFd::as_fd), setup.allow_unconfined);
+    let confined = confinement::confine(directory.as_fd(), setup.allow_unconfined);
     let reply = match &confined {
-        Ok(()) => Reply { state: ReplyState::Completed, text: String::new() },
-        Err(text) => Reply { state: ReplyState::Denied, text: text.clone() },
+        Ok(()) => Reply { state: ReplyState::Completed, text: String::new(), written: 0 },
+        Err(text) => Reply { state: ReplyState::Denied, text: text.clone(), written: 0 },
     };
     send(&mut socket, &reply)?;
     if confined.is_err() {
@@ -88,12 +91,15 @@ fn serve() -> io::Result<()> {
     while let Some(request) = receive::<Request>(&mut socket)? {
         let time = Duration::from_millis(request.milliseconds);
         workspace.until = Instant::now().checked_add(time).unwrap_or_else(Instant::now);
-        let reply = match local::run(&request, &workspace) {
-            Ok(text) => Reply { state: ReplyState::Completed, text },
-            Err(VerbError::Denied(text)) => Reply { state: ReplyState::Denied, text },
-            Err(VerbError::Failed(text) | VerbError::Missing(text)) => Reply { state: ReplyState::Failed, text },
+        workspace.may_write.set(request.may_write);
+        let (state, text) = match local::run(&request, &workspace) {
+            Ok(text) => (ReplyState::Completed, text),
+            Err(VerbError::Denied(text)) => (ReplyState::Denied, text),
+            Err(VerbError::Failed(text) | VerbError::Missing(text)) => (ReplyState::Failed, text),
+            Err(VerbError::TimedOut) => (ReplyState::TimedOut, String::new()),
         };
-        send(&mut socket, &reply)?;
+        let written = request.may_write.saturating_sub(workspace.may_write.get());
+        send(&mut socket, &Reply { state, text, written })?;
     }
     Ok(())
 }

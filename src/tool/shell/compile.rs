@@ -12,6 +12,10 @@ use super::table::Verb;
 use crate::tool::messages;
 
 const MAX_CAPTURES: usize = 16;
+/// Maximum size of the arguments of an operation, in bytes.
+pub(super) const MAX_ARGUMENTS: usize = 4 << 20;
+/// Maximum size of a script when it is expanded, in bytes.
+const MAX_EXPANDED: usize = 16 << 20;
 /// Names that no capture and no variable of a sandbox has.
 pub(super) const RESERVED: [&str; 6] = ["WORKSPACE", "CWD", "USER", "PREV", "ITEM", "INDEX"];
 
@@ -44,7 +48,10 @@ pub(super) enum Extra {
 }
 
 /// A condition that is known when the step is reached.
+#[derive(Clone)]
 pub(super) struct Guard {
+    /// The `If` that it belongs to. It is decided once, also if it is about several steps.
+    pub(super) id: usize,
     pub(super) predicate: Predicate,
     pub(super) args: Vec<Template>,
 }
@@ -65,6 +72,8 @@ enum Piece {
 pub(super) struct RunValues {
     pub(super) previous: String,
     pub(super) captures: BTreeMap<String, String>,
+    /// The conditions that have been decided.
+    pub(super) decided: BTreeMap<usize, bool>,
 }
 
 impl Template {
@@ -76,6 +85,16 @@ impl Template {
             Piece::Capture(name) => values.captures.get(name).cloned().unwrap_or_default(),
         };
         self.0.iter().map(piece).collect()
+    }
+
+    /// Returns the size of the text, in bytes.
+    pub(super) fn size(&self, values: &RunValues) -> usize {
+        let piece = |piece: &Piece| match piece {
+            Piece::Text(text) => text.len(),
+            Piece::Previous => values.previous.len(),
+            Piece::Capture(name) => values.captures.get(name).map_or(0, String::len),
+        };
+        self.0.iter().map(piece).fold(0, usize::saturating_add)
     }
 
     /// Returns the text if it is known before the script runs.
@@ -107,12 +126,12 @@ pub(super) fn access(verb: &str, index: usize) -> Option<Access> {
             0,
         )
         | ("FileEqual" | "FileDiff" | "DirCompare", _) => Some(Access::Read),
-        ("FileDelete" | "DirCreate" | "DirDelete" | "FileMove", 0) | ("FileDeleteMany", _) | ("ArchiveExtract", 1) => {
-            Some(Access::Change)
-        }
+        ("FileDelete" | "DirCreate" | "DirDelete" | "FileMove", 0) | ("FileDeleteMany", _) => Some(Access::Change),
         ("FileWrite" | "FileAppend" | "FileTemplate" | "FilePatch", 0) | ("FileCopy" | "FileMove", 1) => {
             Some(Access::Write)
         }
+        // The directory may be the workspace itself; its entries are checked when they are known.
+        ("ArchiveExtract", 1) => Some(Access::Read),
         ("FileWriteMany", _) if is_even => Some(Access::Write),
         ("FileCopyMany", _) => Some(if is_even { Access::Read } else { Access::Write }),
         _ => None,
@@ -136,17 +155,20 @@ pub(super) fn compile(script: &serde_json::Value, sandbox: &Sandbox) -> Result<P
         labels: BTreeMap::new(),
         jumps: Vec::new(),
         steps: Vec::new(),
+        left: MAX_EXPANDED,
+        guards: 0,
+        operations: 0,
     };
     collect_captures(&script.operations, &mut compiler.later);
     collect_captures(&script.cleanup, &mut compiler.later);
     for operation in &script.operations {
-        compiler.expand(operation, &[], None);
+        compiler.expand(operation, Around { guards: &[], item: None, is_in_fragment: false });
     }
     compiler.link();
     let steps = std::mem::take(&mut compiler.steps);
     compiler.labels.clear();
     for operation in &script.cleanup {
-        compiler.expand(operation, &[], None);
+        compiler.expand(operation, Around { guards: &[], item: None, is_in_fragment: false });
     }
     compiler.link();
     let (cleanup, problems) = (compiler.steps, compiler.problems);
@@ -175,52 +197,61 @@ struct Compiler<'a> {
     /// Steps that go on at a label: the step, its place and the label.
     jumps: Vec<(usize, String, String)>,
     steps: Vec<Step>,
+    /// The bytes that the expanded script may still have.
+    left: usize,
+    /// The number of conditions so far.
+    guards: usize,
+    /// The number of operations so far, with those of the cleanup.
+    operations: usize,
+}
+
+/// The control flow around an operation.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    guards: &'a [Guard],
+    item: Option<Item<'a>>,
+    is_in_fragment: bool,
 }
 
 impl Compiler<'_> {
-    fn expand(&mut self, operation: &Operation, guards: &[(Predicate, Vec<Template>)], item: Option<Item<'_>>) {
-        if self.steps.len() >= MAX_OPERATIONS {
-            if self.steps.len() == MAX_OPERATIONS && self.problems.is_empty() {
-                self.problems
-                    .wrong("", format!("a script has at most {MAX_OPERATIONS} operations when it is expanded"));
-            }
+    fn expand(&mut self, operation: &Operation, around: Around<'_>) {
+        let Around { guards, item, .. } = around;
+        if self.left == 0 || self.operations > MAX_OPERATIONS {
             return;
         }
         let place = &operation.place;
         match &operation.detail {
             Detail::ForEach { items, body } => {
                 self.check_plain(operation);
+                if item.is_some() {
+                    return self.problems.wrong(place, "a ForEach contains no other ForEach");
+                }
                 if body.label.is_some() || body.capture.is_some() {
-                    self.problems.wrong(
-                        place,
-                        "an operation in a ForEach has no label and no captureAs: each is there only once",
-                    );
-                    return;
+                    let text = "an operation in a ForEach has no label and no captureAs: each is there only once";
+                    return self.problems.wrong(place, text);
                 }
                 for (index, value) in items.iter().enumerate() {
-                    self.expand(body, guards, Some(Item { value, index }));
+                    self.expand(body, Around { item: Some(Item { value, index }), ..around });
                 }
             }
             Detail::If { predicate, args, then } => {
                 self.check_plain(operation);
-                let args: Vec<Template> = args
-                    .iter()
-                    .enumerate()
-                    .map(|(at, arg)| {
-                        if predicate.is_about_capture() && at == 0 {
-                            Template(vec![Piece::Text(arg.clone())])
-                        } else {
-                            self.template(arg, place, item)
-                        }
-                    })
-                    .collect();
-                if self.is_known_to_fail(*predicate, &args, place) {
-                    return;
+                let mut templates = Vec::new();
+                for (at, arg) in args.iter().enumerate() {
+                    // The name of a capture stays as it is.
+                    let is_name = predicate.is_about_capture() && at == 0;
+                    templates.push(match is_name {
+                        true => Template(vec![Piece::Text(arg.clone())]),
+                        false => self.template(arg, place, item),
+                    });
                 }
-                let guards = [guards, &[(*predicate, args)]].concat();
-                self.expand(then, &guards, item);
+                self.check_condition(*predicate, &templates, place);
+                self.guards = self.guards.saturating_add(1);
+                let guard = Guard { id: self.guards, predicate: *predicate, args: templates };
+                let guards = [guards, &[guard]].concat();
+                self.expand(then, Around { guards: &guards, ..around });
             }
-            _ if operation.verb.name == "Include" => self.include(operation, guards),
+            _ if operation.verb.name == "Include" => self.include(operation, around),
             _ => self.step(operation, guards, item),
         }
     }
@@ -237,45 +268,43 @@ impl Compiler<'_> {
         }
     }
 
-    /// Checks a condition, and returns whether it is known to be false.
-    fn is_known_to_fail(&mut self, predicate: Predicate, args: &[Template], place: &str) -> bool {
+    /// Checks the arguments of a condition, as far as they are known.
+    fn check_condition(&mut self, predicate: Predicate, args: &[Template], place: &str) {
         if predicate.is_about_previous() && !self.options.pipes {
             self.problems.wrong(place, "a predicate about the previous output needs the option pipeStepOutput");
         }
         let known: Vec<Option<String>> = args.iter().map(Template::known).collect();
+        for text in known.iter().flatten() {
+            if let Err(text) = check_argument(self.sandbox, predicate.verb(), 0, text) {
+                self.problems.denied(place, text);
+            }
+        }
+        if let Some(reason) = self.sandbox.why_not_served(predicate.verb()) {
+            self.problems.denied(place, reason);
+        }
         match (predicate, known.as_slice()) {
             (Predicate::CaptureEmpty | Predicate::CaptureContains, [Some(name), ..])
                 if !self.captures.contains(name) =>
             {
-                self.problems.wrong(place, format!("no operation before it captures '{}'", messages::name(name)));
-                false
-            }
-            (Predicate::EnvEquals, [Some(name), Some(value)]) => self.sandbox.variable(name) != Some(value.as_str()),
-            (Predicate::EnvEquals, _) => {
-                self.problems.wrong(place, "EnvEquals compares with a value that is known before the script runs");
-                false
-            }
-            (Predicate::PrevMatch, [Some(pattern)]) if super::regex(pattern).is_err() => {
-                self.problems.wrong(place, "PrevMatch needs a valid regular expression");
-                false
+                let text = format!(
+                    "no operation before it captures '{}'; the name is written without $",
+                    messages::name(name)
+                );
+                self.problems.wrong(place, text);
             }
             (Predicate::PrevLineCount, [Some(count)]) if count.parse::<usize>().is_err() => {
                 self.problems.wrong(place, "PrevLineCount takes a number");
-                false
             }
-            (Predicate::FileExists | Predicate::DirExists, [Some(path)]) => {
-                if let Err(error) = WorkspacePath::parse(path) {
-                    self.problems.denied(place, error);
-                }
-                false
-            }
-            _ => false,
+            _ => {}
         }
     }
 
     /// Expands a fragment of the operator.
-    fn include(&mut self, operation: &Operation, guards: &[(Predicate, Vec<Template>)]) {
+    fn include(&mut self, operation: &Operation, around: Around<'_>) {
         self.check_plain(operation);
+        if around.is_in_fragment {
+            return self.problems.wrong(&operation.place, "a fragment includes no other");
+        }
         let name = operation.args.first().map(String::as_str).unwrap_or_default();
         let Some(fragment) = self.sandbox.fragment(name) else {
             let known = self.sandbox.fragments().collect::<Vec<_>>().join(", ");
@@ -285,15 +314,17 @@ impl Compiler<'_> {
         };
         let what = format!("{}, fragment {name},", operation.place);
         for operation in read_all(fragment, &what, &mut self.problems) {
-            if operation.verb.name == "Include" {
-                self.problems.wrong(&operation.place, "a fragment includes no other");
-            } else {
-                self.expand(&operation, guards, None);
-            }
+            // A fragment has no item of its own, and is in the loop nevertheless.
+            self.expand(&operation, Around { is_in_fragment: true, ..around });
         }
     }
 
-    fn step(&mut self, operation: &Operation, guards: &[(Predicate, Vec<Template>)], item: Option<Item<'_>>) {
+    fn step(&mut self, operation: &Operation, guards: &[Guard], item: Option<Item<'_>>) {
+        self.operations = self.operations.saturating_add(1);
+        if self.operations > MAX_OPERATIONS {
+            let text = format!("a script has at most {MAX_OPERATIONS} operations when it is expanded");
+            return self.problems.wrong("", text);
+        }
         let place = match item {
             Some(item) => format!("{}, item {}", operation.place, item.index.saturating_add(1)),
             None => operation.place.clone(),
@@ -326,10 +357,7 @@ impl Compiler<'_> {
             place,
             verb,
             args,
-            guards: guards
-                .iter()
-                .map(|(predicate, args)| Guard { predicate: *predicate, args: args.clone() })
-                .collect(),
+            guards: guards.to_vec(),
             extra,
             within: operation.within.unwrap_or(self.options.of_step),
             retries: operation.retries.unwrap_or(self.options.retries),
@@ -351,14 +379,20 @@ impl Compiler<'_> {
             Detail::Patches(patches) => patches.iter().flat_map(|(find, replace)| [find, replace]).collect(),
             _ => return Extra::None,
         };
+        let size = texts.iter().map(|text| text.len()).fold(0, usize::saturating_add);
+        self.left = self.left.saturating_sub(size);
         if let Some(pattern) = texts.iter().find_map(|text| self.sandbox.blacklisted(text)) {
             let text = blacklisted(pattern);
             self.problems.denied(place, text);
         }
         match &operation.detail {
             Detail::Template { source, values } => {
-                let source = self.template(source, place, item).known().map(|source| WorkspacePath::parse(&source));
-                match source {
+                let source = self.template(source, place, item).known();
+                if let Some(pattern) = source.as_ref().and_then(|source| self.sandbox.blacklisted(source)) {
+                    let text = blacklisted(pattern);
+                    self.problems.denied(place, text);
+                }
+                match source.map(|source| WorkspacePath::parse(&source)) {
                     Some(Ok(source)) => return Extra::Template { source, values: values.clone() },
                     Some(Err(error)) => self.problems.denied(place, error),
                     None => self.problems.wrong(place, "the source of a template is known before the script runs"),
@@ -391,7 +425,8 @@ impl Compiler<'_> {
         let mut pieces = Vec::new();
         let mut known = String::new();
         let mut rest = text;
-        while let Some(at) = rest.find('$') {
+        let mut size = text.len();
+        while let Some(at) = rest.find('$').filter(|_| size <= MAX_ARGUMENTS && size <= self.left) {
             let (before, from) = rest.split_at(at);
             known.push_str(before);
             let after = from.get(1..).unwrap_or_default();
@@ -399,7 +434,10 @@ impl Compiler<'_> {
             let (name, next) = after.split_at(end);
             rest = next;
             match self.value(name, place, item) {
-                Some(Value::Known(value)) => known.push_str(&value),
+                Some(Value::Known(value)) => {
+                    size = size.saturating_add(value.len());
+                    known.push_str(&value);
+                }
                 Some(Value::Later(piece)) => {
                     if !known.is_empty() {
                         pieces.push(Piece::Text(std::mem::take(&mut known)));
@@ -413,6 +451,13 @@ impl Compiler<'_> {
             }
         }
         known.push_str(rest);
+        let had_room = self.left > 0;
+        // A piece that is not known yet takes room, too.
+        self.left = self.left.saturating_sub(size.saturating_add(pieces.len().saturating_mul(64)));
+        if size > MAX_ARGUMENTS || (had_room && self.left == 0) {
+            self.left = 0;
+            self.problems.wrong(place, "the script is too large when it is expanded");
+        }
         if !known.is_empty() || pieces.is_empty() {
             pieces.push(Piece::Text(known));
         }

@@ -1,6 +1,7 @@
 //! Confines the process that runs the operations of a script, before it has read the first: to the workspace and the system calls that
 //! work on files. It has no network, starts no process, and has limits on memory, processor time and files.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
 use landlock::{
@@ -9,13 +10,16 @@ use landlock::{
 };
 use nix::libc;
 use rustix::process::{Resource, Rlimit, setrlimit};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter,
+};
 
 /// The newest version whose rights are known here. Older kernels confine as far as they can.
 const LANDLOCK: ABI = ABI::V6;
-const MEMORY: u64 = 1 << 30;
+pub(super) const MEMORY: u64 = 1 << 30;
 const PROCESSOR_SECONDS: u64 = 300;
-const DESCRIPTORS: u64 = 128;
+const DESCRIPTORS: u64 = 256;
 
 /// The system calls of a program with one thread that works on open files and on files beneath a directory.
 const ALLOWED: &[i64] = &[
@@ -27,9 +31,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_copy_file_range,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    libc::SYS_fchmod,
-    libc::SYS_fcntl,
     libc::SYS_fdatasync,
+    libc::SYS_flock,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
     libc::SYS_fsync,
@@ -47,8 +50,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_lseek,
     libc::SYS_madvise,
     libc::SYS_mkdirat,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_nanosleep,
@@ -80,7 +81,7 @@ const ALLOWED: &[i64] = &[
 ///
 /// # Errors
 /// The reason why it is not confined. Nothing must run then, unless the operator has allowed it.
-pub(super) fn confine(workspace: Option<BorrowedFd<'_>>, allow_unconfined: bool) -> Result<(), String> {
+pub(super) fn confine(workspace: BorrowedFd<'_>, allow_unconfined: bool) -> Result<(), String> {
     for (resource, most) in [
         (Resource::As, MEMORY),
         (Resource::Cpu, PROCESSOR_SECONDS),
@@ -98,31 +99,56 @@ pub(super) fn confine(workspace: Option<BorrowedFd<'_>>, allow_unconfined: bool)
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| error.to_string())?;
     match restrict_paths(workspace) {
-        Ok(RulesetStatus::NotEnforced) if !allow_unconfined => return Err("this kernel has no Landlock".to_owned()),
+        Ok(RulesetStatus::NotEnforced) if !allow_unconfined => {
+            return Err(
+                "this kernel has no Landlock; the operator enables it (lsm=landlock,…) or gives --allow-unconfined"
+                    .to_owned(),
+            );
+        }
         Ok(_) => {}
         Err(error) => return Err(format!("Landlock: {error}")),
     }
     filter_system_calls().map_err(|error| format!("seccomp: {error}"))
 }
 
-fn restrict_paths(workspace: Option<BorrowedFd<'_>>) -> Result<RulesetStatus, landlock::RulesetError> {
-    let files = AccessFs::Execute | AccessFs::IoctlDev | AccessFs::MakeBlock | AccessFs::MakeChar;
-    let special = AccessFs::MakeFifo | AccessFs::MakeSock | AccessFs::MakeSym;
-    let permitted = AccessFs::from_all(LANDLOCK) & !(files | special);
-    let mut ruleset = Ruleset::default()
+fn restrict_paths(workspace: BorrowedFd<'_>) -> Result<RulesetStatus, landlock::RulesetError> {
+    let denied = AccessFs::Execute
+        | AccessFs::IoctlDev
+        | AccessFs::MakeBlock
+        | AccessFs::MakeChar
+        | AccessFs::MakeFifo
+        | AccessFs::MakeSock
+        | AccessFs::MakeSym;
+    let permitted = AccessFs::from_all(LANDLOCK) & !denied;
+    let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(LANDLOCK))?
         .handle_access(AccessNet::from_all(LANDLOCK))?
         .scope(Scope::from_all(LANDLOCK))?
         .create()?;
-    if let Some(workspace) = workspace {
-        ruleset = ruleset.add_rule(PathBeneath::new(workspace, permitted))?;
-    }
-    ruleset.restrict_self().map(|status| status.ruleset)
+    ruleset.add_rule(PathBeneath::new(workspace, permitted))?.restrict_self().map(|status| status.ruleset)
 }
 
 fn filter_system_calls() -> Result<(), seccompiler::Error> {
-    let rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
+    let condition = |argument: u8, compare: SeccompCmpOp, value: i32| {
+        SeccompRule::new(vec![SeccompCondition::new(
+            argument,
+            SeccompCmpArgLen::Dword,
+            compare,
+            u64::from(value.unsigned_abs()),
+        )?])
+    };
+    let without =
+        |argument: u8, bits: i32| condition(argument, SeccompCmpOp::MaskedEq(u64::from(bits.unsigned_abs())), 0);
+    // No memory becomes a program, and no file one that has more rights.
+    rules.insert(libc::SYS_mmap, vec![without(2, libc::PROT_EXEC)?]);
+    rules.insert(libc::SYS_mprotect, vec![without(2, libc::PROT_EXEC)?]);
+    rules.insert(libc::SYS_fchmod, vec![without(1, 0o7111)?]);
+    // Other commands make the kernel send signals.
+    let commands = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC];
+    let commands = commands.into_iter().map(|command| condition(1, SeccompCmpOp::Eq, command));
+    rules.insert(libc::SYS_fcntl, commands.collect::<Result<_, _>>()?);
     let denied = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let filter = SeccompFilter::new(rules, denied, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?;
     apply_filter(&BpfProgram::try_from(filter)?)
@@ -146,7 +172,7 @@ mod tests {
         result.err().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// What a confined thread can do. The limits of the process are not set here, because they would hold for all tests.
+    /// The operations of a confined thread. The limits of the process are not set here, because they would hold for all tests.
     #[test]
     fn a_confined_thread_reaches_nothing_but_the_workspace() {
         let dir = tempfile::tempdir().unwrap();
@@ -156,12 +182,13 @@ mod tests {
         fs::write(workspace.join("inside.txt"), "x").unwrap();
         let root = File::open(&workspace).unwrap();
         let confined = std::thread::spawn(move || {
-            let status = restrict_paths(Some(root.as_fd())).unwrap();
+            let status = restrict_paths(root.as_fd()).unwrap();
             if status == RulesetStatus::NotEnforced {
                 return None;
             }
             filter_system_calls().unwrap();
             let outside = |flags| rustix::fs::openat(CWD, dir.path().join("outside.txt"), flags, Mode::empty());
+            let own = File::open(workspace.join("inside.txt")).unwrap();
             let special = |path: &Path| rustix::fs::symlinkat("/etc/passwd", CWD, path);
             Some([
                 ("reads inside", File::open(workspace.join("inside.txt")).is_ok()),
@@ -174,6 +201,9 @@ mod tests {
                 ("sends UDP", !is_refused(UdpSocket::bind("127.0.0.1:0"))),
                 ("opens a Unix socket", !is_refused(UnixStream::connect("/run/x"))),
                 ("runs a program", Command::new("/bin/true").spawn().is_ok()),
+                ("keeps permissions inside", rustix::fs::fchmod(&own, Mode::from_raw_mode(0o600)).is_ok()),
+                ("makes a file a program", rustix::fs::fchmod(&own, Mode::from_raw_mode(0o700)).is_ok()),
+                ("uses ioctl", rustix::io::ioctl_fionread(&own).is_ok()),
                 ("creates a link", special(&workspace.join("link")).is_ok()),
                 (
                     "changes a mode by path",
@@ -181,7 +211,7 @@ mod tests {
                 ),
             ])
         });
-        let Some(able) = confined.join().unwrap() else { return };
+        let able = confined.join().unwrap().expect("this kernel has Landlock");
         for (what, is_able) in able {
             assert_eq!(is_able, what.ends_with(" inside"), "{what}");
         }

@@ -12,11 +12,14 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::child::{COMMAND, MAX_MESSAGE, Reply, Request, Setup};
+use super::child::{COMMAND, MAX_MESSAGE, Reply, ReplyState, Request, Setup};
 use super::sandbox::{Confinement, Sandbox};
+use super::workspace::MAX_FILE;
 use crate::tool::outcome::State;
 use crate::tool::verbs::VerbResult;
 
+/// Maximum size of everything that a script writes, in bytes.
+const MAX_WRITTEN: u64 = 1 << 30;
 /// The time for the start of the process.
 const START: Duration = Duration::from_secs(10);
 /// The time that an operation may take beyond its own limit, which the process checks itself where it can.
@@ -27,6 +30,8 @@ pub(super) struct Executor<'a> {
     sandbox: &'a Sandbox,
     confinement: Option<&'a Confinement>,
     running: Option<Running>,
+    /// The bytes that the script may still write.
+    may_write: u64,
 }
 
 struct Running {
@@ -37,27 +42,41 @@ struct Running {
 
 impl<'a> Executor<'a> {
     pub(super) fn new(sandbox: &'a Sandbox, confinement: Option<&'a Confinement>) -> Self {
-        Self { sandbox, confinement, running: None }
+        Self { sandbox, confinement, running: None, may_write: MAX_WRITTEN }
     }
 
-    /// Runs an operation. A process that does not answer in time is killed; the next operation gets a new one.
-    pub(super) async fn run(&mut self, request: &Request, within: Duration) -> VerbResult {
+    /// Runs an operation. A process that does not answer in time is killed; the next operation gets a new one. `limit` is the name of
+    /// the time-out.
+    pub(super) async fn run(&mut self, mut request: Request, within: Duration, limit: &str) -> VerbResult {
+        request.may_write = self.may_write;
         let mut running = match self.running.take() {
             Some(running) => running,
             None => match timeout(START, self.start()).await.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
                 Ok(running) => running,
                 Err(why) => {
-                    return VerbResult::denied(&format!("the sandbox cannot be confined, so nothing is run: {why}"));
+                    return VerbResult::denied(&format!("the process of the sandbox is not started: {why}"));
                 }
             },
         };
-        match timeout(within.saturating_add(GRACE), running.exchange(request)).await {
+        match timeout(within.saturating_add(GRACE), running.exchange(&request)).await {
             Ok(Ok(reply)) => {
                 self.running = Some(running);
+                self.may_write = self.may_write.saturating_sub(reply.written);
+                if reply.state == ReplyState::TimedOut {
+                    return VerbResult::failed(&format!("exceeded its {limit}"));
+                }
                 VerbResult { state: State::from(reply.state), text: reply.text }
             }
-            Ok(Err(_)) => VerbResult::failed("the operation has exceeded a limit of the sandbox, and was ended"),
-            Err(_) => VerbResult::failed("exceeded its stepTimeout, and was ended"),
+            Ok(Err(_)) => {
+                self.may_write = self.may_write.saturating_sub(MAX_FILE);
+                VerbResult::failed(
+                    "the process of the sandbox has ended: a limit on memory or processor time, or an error in it",
+                )
+            }
+            Err(_) => {
+                self.may_write = self.may_write.saturating_sub(MAX_FILE);
+                VerbResult::failed(&format!("exceeded its {limit}, and was ended"))
+            }
         }
     }
 
@@ -65,20 +84,17 @@ impl<'a> Executor<'a> {
         let confinement = self.confinement.ok_or("this sandbox has no directory")?;
         let (own, other) = std::os::unix::net::UnixStream::pair().map_err(|error| error.to_string())?;
         own.set_nonblocking(true).map_err(|error| error.to_string())?;
-        let directory = self.sandbox.directory().map_err(|error| error.to_string())?;
-        let has_directory = directory.is_some();
+        let directory =
+            self.sandbox.directory().map_err(|error| error.to_string())?.ok_or("this sandbox has no directory")?;
         let mut command = Command::new(&confinement.program);
         command.arg(COMMAND).env_clear().current_dir(Path::new("/")).kill_on_drop(true);
-        command
-            .stdin(directory.map_or_else(Stdio::null, Stdio::from))
-            .stdout(OwnedFd::from(other))
-            .stderr(Stdio::null());
+        command.stdin(Stdio::from(directory)).stdout(OwnedFd::from(other)).stderr(Stdio::null());
         let process = command.spawn().map_err(|error| error.to_string())?;
-        // The command holds the other end of the socket, whose closing tells that the process has ended.
+        // The command holds the other end of the socket. It is closed, so that the end of the process closes the connection.
         drop(command);
         let socket = UnixStream::from_std(own).map_err(|error| error.to_string())?;
         let mut running = Running { socket, _process: process };
-        let setup = Setup { has_directory, allow_unconfined: confinement.allow_unconfined };
+        let setup = Setup { allow_unconfined: confinement.allow_unconfined };
         let reply = running.exchange(&setup).await.map_err(|error| error.to_string())?;
         match State::from(reply.state) {
             State::Completed => Ok(running),

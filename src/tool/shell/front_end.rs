@@ -7,21 +7,10 @@ use super::{path, table};
 use crate::tool::verbs::VerbResult;
 
 /// Parts of the names of variables that no script reads.
-const SECRET: [&str; 11] = [
-    "KEY",
-    "SECRET",
-    "TOKEN",
-    "PASSWORD",
-    "APIKEY",
-    "CREDENTIAL",
-    "CONN",
-    "PRIVATE",
-    "ENCRYPT",
-    "BEARER",
-    "CERTIFICATE",
-];
+const SECRET: [&str; 10] =
+    ["KEY", "SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "CONN", "PRIVATE", "ENCRYPT", "BEARER", "CERTIFICATE"];
 /// The variables that every sandbox has.
-const ENVIRONMENT: [&str; 8] = ["HOME", "HOSTNAME", "LANG", "PATH", "PWD", "TERM", "TZ", "USER"];
+pub(super) const ENVIRONMENT: [&str; 8] = ["HOME", "HOSTNAME", "LANG", "PATH", "PWD", "TERM", "TZ", "USER"];
 const MAX_SLEEP: f64 = 30.0;
 
 /// Runs a verb. `Sleep` takes its time.
@@ -31,15 +20,17 @@ pub(super) async fn run(verb: &str, args: &[String], sandbox: &Sandbox) -> VerbR
         "Echo" | "ClipboardSet" => VerbResult::completed(text(0).to_owned()),
         "Sleep" => sleep(text(0)).await,
         "Assert" if text(0) == text(1) => VerbResult::completed("True".to_owned()),
-        "Assert" => VerbResult::failed(args.get(2).map_or("the values differ", String::as_str)),
-        "Fail" => VerbResult::failed(text(0)),
+        "Assert" => {
+            VerbResult::failed(args.get(2).filter(|text| !text.is_empty()).map_or("the values differ", String::as_str))
+        }
+        "Fail" => VerbResult::failed(if text(0).is_empty() { "the script has failed" } else { text(0) }),
         "SysWhoAmI" => VerbResult::completed(sandbox.user().to_owned()),
         "EnvGet" => match environment(text(0), sandbox) {
             Some(value) => VerbResult::completed(value),
             None => VerbResult::denied("no variable of this name can be read; EnvList names those that can"),
         },
         "EnvList" => {
-            let own = sandbox.variables().map(|(name, _)| name).filter(|name| !is_secret(name));
+            let own = sandbox.variables().map(|(name, _)| name);
             let names = ENVIRONMENT.into_iter().chain(own);
             let lines: Vec<String> =
                 names.filter_map(|name| Some(format!("{name}={}", environment(name, sandbox)?))).collect();
@@ -59,13 +50,13 @@ async fn sleep(seconds: &str) -> VerbResult {
     }
 }
 
-fn is_secret(name: &str) -> bool {
+pub(super) fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     SECRET.iter().any(|part| name.contains(part))
 }
 
-/// Returns a variable. Those that every sandbox has do not tell those of the machine.
-fn environment(name: &str, sandbox: &Sandbox) -> Option<String> {
+/// Returns a variable. Those that every sandbox has are not those of the machine.
+pub(super) fn environment(name: &str, sandbox: &Sandbox) -> Option<String> {
     if is_secret(name) {
         return None;
     }
@@ -90,10 +81,7 @@ fn introspection(verb: &str, name: &str, sandbox: &Sandbox) -> VerbResult {
             served.map(|(verb, _)| verb).collect::<Vec<_>>().join("\n")
         }
         "Mk8Env" => {
-            let shown = |(name, value): (&str, &str)| {
-                let value = if is_secret(name) { "[REDACTED]" } else { value };
-                format!("{name}={value}")
-            };
+            let shown = |(name, value): (&str, &str)| format!("{name}={value}");
             let built_in = [("WORKSPACE", path::WORKSPACE), ("CWD", path::WORKSPACE), ("USER", sandbox.user())];
             built_in.into_iter().chain(sandbox.variables()).map(shown).collect::<Vec<_>>().join("\n")
         }

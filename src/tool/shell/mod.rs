@@ -4,6 +4,11 @@
 //! is confined to the sandbox's directory and has no network. Verbs about the network are tool calls through the proxy, which this
 //! process makes; the confined one knows neither the proxy nor the token.
 
+#![cfg_attr(
+    not(target_os = "linux"),
+    expect(dead_code, reason = "the parts that the confined process needs are there on all systems")
+)]
+
 mod blacklist;
 #[cfg(target_os = "linux")]
 mod child;
@@ -33,7 +38,6 @@ use self::executor::Executor;
 use self::no_executor::Executor;
 use self::sandbox::Sandbox;
 pub use self::sandbox::{SandboxError, Sandboxes};
-use super::messages;
 use super::verbs::{Context, VerbResult};
 use serde_json::Value;
 
@@ -43,10 +47,6 @@ use serde_json::Value;
 pub fn run_confined() -> std::process::ExitCode {
     child::main()
 }
-
-/// Maximum memory of a compiled regular expression, in bytes.
-const MAX_REGEX: usize = 1 << 20;
-const MAX_PATTERN: usize = 4096;
 
 /// Compiles and runs a script in the named sandbox, or in the task's own, which has no directory. `None` if there is no such sandbox.
 pub(super) async fn run(
@@ -62,8 +62,8 @@ pub(super) async fn run(
         None if name == task => (&own, None),
         None => return None,
     };
-    if !sandbox.is_of(resource) {
-        return Some(VerbResult::denied("the sandbox is for another resourceId; ask the user for it"));
+    if !sandbox.accepts_resource(resource) {
+        return Some(VerbResult::denied("the resourceId is not that of this sandbox; ask the user for the right one"));
     }
     Some(match compile::compile(script, sandbox) {
         Ok(program) => steps::run(&program, sandbox, Executor::new(sandbox, confinement), context).await,
@@ -71,17 +71,5 @@ pub(super) async fn run(
             let text = problems.text();
             if problems.is_denied() { VerbResult::denied(&text) } else { VerbResult::failed(&text) }
         }
-    })
-}
-
-/// Compiles a regular expression, which takes time linear in the text.
-fn regex(text: &str) -> Result<regex::Regex, String> {
-    if text.len() > MAX_PATTERN {
-        return Err(format!("a regular expression has at most {MAX_PATTERN} bytes"));
-    }
-    let built = regex::RegexBuilder::new(text).size_limit(MAX_REGEX).dfa_size_limit(MAX_REGEX).build();
-    built.map_err(|error| match error {
-        regex::Error::CompiledTooBig(_) => "the regular expression is too large".to_owned(),
-        _ => format!("not a regular expression: {}", messages::name(text)),
     })
 }

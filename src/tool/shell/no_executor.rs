@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::sandbox::{Confinement, Sandbox};
 
-/// The confined process of a script, which there is none of.
+/// A stub: no script runs in a directory on this system.
 pub(super) struct Executor<'a>(PhantomData<&'a ()>);
 
 impl<'a> Executor<'a> {

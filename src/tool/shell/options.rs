@@ -25,7 +25,7 @@ pub(super) struct Options {
     pub(super) pipes: bool,
 }
 
-/// What follows a failed operation.
+/// The continuation after a failed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureMode {
     Stop,

@@ -2,13 +2,16 @@
 
 use std::fmt;
 
-/// The workspace in scripts. The directory on the machine has another name, which no script learns.
+/// The workspace in scripts. The name of the directory on the machine is not disclosed.
 pub(super) const WORKSPACE: &str = "/workspace";
+/// The beginning of the names of files that are not complete yet. One that is left over can be deleted.
+pub(super) const PARTIAL: &str = ".exeat-partial-";
 const MAX_LENGTH: usize = 4096;
 const MAX_NAME: usize = 255;
 
 /// File names that build tools and others run or load by themselves, in lower case.
-const BLOCKED_NAMES: [&str; 25] = [
+const BLOCKED_NAMES: [&str; 31] = [
+    ".bash_login",
     ".bash_profile",
     ".bashrc",
     ".envrc",
@@ -19,6 +22,8 @@ const BLOCKED_NAMES: [&str; 25] = [
     ".profile",
     ".yarnrc",
     ".yarnrc.yml",
+    ".zshenv",
+    ".zshrc",
     "build.rs",
     "cargo.toml",
     "cmakelists.txt",
@@ -28,10 +33,13 @@ const BLOCKED_NAMES: [&str; 25] = [
     "directory.packages.props",
     "dockerfile",
     "gnumakefile",
+    "head",
+    "justfile",
     "makefile",
     "nuget.config",
     "package.json",
     "pyproject.toml",
+    "rakefile",
     "setup.cfg",
     "setup.py",
 ];
@@ -42,7 +50,7 @@ const BLOCKED_EXTENSIONS: [&str; 34] = [
     "vbe", "vbproj", "vbs", "wsf", "wsh",
 ];
 
-/// What an operation does with a path.
+/// The access of an operation to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
@@ -73,10 +81,12 @@ pub(super) enum PathError {
     Backslash,
     #[error("the workspace itself cannot be written, moved or deleted")]
     Root,
-    #[error(".git is written by git alone")]
+    #[error("git's own directories (.git, NAME.git) are written by git alone")]
     Git,
     #[error("files of this name are run or loaded by other programs, so no script writes them")]
     BlockedName,
+    #[error("files whose names begin with '{PARTIAL}' are not complete; they can only be deleted")]
+    Partial,
     #[error("files with this extension are run or loaded by other programs, so no script writes them")]
     BlockedExtension,
 }
@@ -119,16 +129,17 @@ impl WorkspacePath {
         if self.is_root() {
             return Err(PathError::Root);
         }
-        // Names are compared as file systems that ignore case, trailing dots and blanks do.
-        let names = self.0.split('/').map(|name| name.trim_end_matches(['.', ' ']).to_lowercase());
-        let names: Vec<String> = names.collect();
-        if names.iter().any(|name| name == ".git") {
+        let names: Vec<String> = self.0.split('/').map(folded).collect();
+        if names.iter().any(|name| name.ends_with(".git") || name.starts_with("git~")) {
             return Err(PathError::Git);
         }
         if access == Access::Change {
             return Ok(());
         }
         let name = names.last().map(String::as_str).unwrap_or_default();
+        if name.starts_with(PARTIAL) {
+            return Err(PathError::Partial);
+        }
         if BLOCKED_NAMES.contains(&name) {
             return Err(PathError::BlockedName);
         }
@@ -160,6 +171,19 @@ impl WorkspacePath {
         let (parent, name) = self.0.rsplit_once('/').unwrap_or(("", &self.0));
         Some((Self(parent.to_owned()), name))
     }
+}
+
+/// Returns a name as file systems compare it that ignore case, trailing dots and blanks, invisible characters (HFS+), or what is after a
+/// colon (NTFS).
+fn folded(name: &str) -> String {
+    let is_invisible = |c: char| {
+        matches!(c, '\u{ad}' | '\u{34f}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}')
+    };
+    let before = name.split(':').next().unwrap_or_default();
+    let visible = before.chars().filter(|c| !is_invisible(*c)).map(|c| if c == 'ſ' { 's' } else { c });
+    let lower: String = visible.flat_map(char::to_lowercase).collect();
+    lower.trim_end_matches(['.', ' ']).to_owned()
 }
 
 impl fmt::Display for WorkspacePath {
@@ -224,6 +248,13 @@ mod tests {
             (".git", Err(PathError::Git)),
             (".git./config", Err(PathError::Git)),
             (".git ", Err(PathError::Git)),
+            ("repo.git/hooks/x", Err(PathError::Git)),
+            (".gi\u{200c}t/config", Err(PathError::Git)),
+            ("git~1/config", Err(PathError::Git)),
+            (".git::$INDEX_ALLOCATION/x", Err(PathError::Git)),
+            ("Makefile::$DATA", Err(PathError::BlockedName)),
+            (".ba\u{17f}hrc", Err(PathError::BlockedName)),
+            ("r/HEAD", Err(PathError::BlockedName)),
             ("a/Makefile", Err(PathError::BlockedName)),
             ("DOCKERFILE", Err(PathError::BlockedName)),
             ("a/.npmrc", Err(PathError::BlockedName)),

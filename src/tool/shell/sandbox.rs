@@ -31,7 +31,7 @@ pub(super) struct Confinement {
 /// One sandbox.
 pub(super) struct Sandbox {
     name: String,
-    /// The container of the seed's `resourceId`, if the operator has set one.
+    /// The `resourceId` that calls must have, if the operator has set one.
     pub(super) resource: Option<String>,
     /// Its directory. Without one, only the verbs that need none are served.
     directory: Option<OwnedFd>,
@@ -49,7 +49,7 @@ pub enum SandboxError {
     #[error("{0:?}: a sandbox is NAME=DIR, where NAME has 1 to {MAX_NAME} letters, digits, '-' and '_'")]
     Form(String),
     /// The file cannot be read.
-    #[error("{}: {source}", file.display())]
+    #[error("--sandboxes {}: {source}", file.display())]
     File {
         /// The file.
         file: PathBuf,
@@ -57,7 +57,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The file is not as expected.
-    #[error("{}: {problem}", file.display())]
+    #[error("--sandboxes {}: {problem}", file.display())]
     Content {
         /// The file.
         file: PathBuf,
@@ -65,10 +65,10 @@ pub enum SandboxError {
         problem: String,
     },
     /// Two sandboxes have the name.
-    #[error("sandbox {0}: registered twice")]
+    #[error("sandbox {0}: it is registered twice; keep one of --sandbox and --sandboxes")]
     Twice(String),
     /// The directory cannot be opened.
-    #[error("sandbox {name}: {}: {source}", directory.display())]
+    #[error("sandbox {name}: the directory {} cannot be opened: {source}", directory.display())]
     Directory {
         /// The name.
         name: String,
@@ -78,7 +78,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The directory contains everything.
-    #[error("sandbox {0}: the directory / is no workspace")]
+    #[error("sandbox {0}: the directory / would give scripts the whole machine; give a directory of its own")]
     Root(String),
     /// The program is not known.
     #[error("this program cannot start itself: {0}")]
@@ -156,8 +156,8 @@ impl Sandbox {
         &self.name
     }
 
-    /// Returns whether this is the container that the sandbox is for.
-    pub(super) fn is_of(&self, resource: &str) -> bool {
+    /// Returns whether calls with this `resourceId` are for this sandbox.
+    pub(super) fn accepts_resource(&self, resource: &str) -> bool {
         self.resource.as_ref().is_none_or(|own| own.eq_ignore_ascii_case(resource))
     }
 
@@ -243,7 +243,7 @@ mod tests {
         }
         assert!(of(&["work=/nonexistent/x"]).unwrap_err().contains("/nonexistent/x"));
         assert!(of(&["work=/etc/passwd"]).is_err());
-        assert!(of(&["work=/"]).unwrap_err().contains("no workspace"));
-        assert!(of(&["work=/etc/.."]).unwrap_err().contains("no workspace"));
+        assert!(of(&["work=/"]).unwrap_err().contains("the whole machine"));
+        assert!(of(&["work=/etc/.."]).unwrap_err().contains("the whole machine"));
     }
 }

@@ -10,7 +10,9 @@ use serde_json::Value;
 
 use super::blacklist::Blacklist;
 use super::compile::RESERVED;
+use super::front_end;
 use super::sandbox::{Sandbox, SandboxError, is_name};
+use super::script::{Problems, read_all};
 
 /// Maximum size of the file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -53,7 +55,8 @@ pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
     if size as u64 > MAX_FILE {
         return Err(wrong(format!("more than {MAX_FILE} bytes")));
     }
-    let document: Document = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let document: Document = toml::from_str(&text)
+        .map_err(|error| wrong(format!("{error}\na file has [sandboxes.NAME] with directory = \"…\"")))?;
     let base = file.parent().unwrap_or(Path::new(""));
     let sandbox = |(name, entry): (String, Entry)| {
         let at = |key: &str, problem: &str| wrong(format!("sandboxes.{name}.{key}: {problem}"));
@@ -61,11 +64,26 @@ pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
             return Err(wrong(format!("sandboxes.{name:?}: a name has 1 to 64 letters, digits, '-' and '_'")));
         }
         if let Some(variable) = entry.env.keys().find(|variable| !is_variable(variable)) {
-            let problem = "a variable has letters, digits and '_', and is none of the script's own";
+            let problem = format!("a variable has letters, digits and '_', and is none of {}", reserved().join(", "));
+            return Err(at(&format!("env.{variable}"), &problem));
+        }
+        if let Some(variable) = entry.env.keys().find(|variable| front_end::is_secret(variable)) {
+            let problem = "scripts can read every variable, so none has KEY, SECRET, TOKEN or the like in its name; credentials \
+                           belong to the proxy";
             return Err(at(&format!("env.{variable}"), problem));
         }
         if entry.env.values().any(|value| value.chars().any(char::is_control)) {
             return Err(at("env", "a value has no control characters"));
+        }
+        if entry.resource.as_ref().is_some_and(|resource| uuid::Uuid::try_parse(resource).is_err()) {
+            return Err(at("resource", "it is no GUID"));
+        }
+        for (fragment, operations) in &entry.fragments {
+            let mut problems = Problems::default();
+            read_all(operations, "operation", &mut problems);
+            if !problems.is_empty() {
+                return Err(at(&format!("fragments.{fragment}"), &problems.text()));
+            }
         }
         let blacklist = Blacklist::new(&entry.blacklist).map_err(|error| at("blacklist", &error.to_string()))?;
         let mut sandbox = Sandbox::at(&name, &base.join(&entry.directory))?;
@@ -80,7 +98,12 @@ pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
 
 fn is_variable(name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    !name.is_empty() && name.len() <= 64 && name.chars().all(is_part) && !RESERVED.contains(&name)
+    !name.is_empty() && name.len() <= 64 && name.chars().all(is_part) && !reserved().contains(&name)
+}
+
+/// Returns the names that scripts have a meaning for already.
+fn reserved() -> Vec<&'static str> {
+    [&RESERVED[..], &front_end::ENVIRONMENT].concat()
 }
 
 #[cfg(test)]
@@ -97,13 +120,17 @@ mod tests {
 
     #[test]
     fn a_file_names_sandboxes() {
-        let text = "[sandboxes.work]\ndirectory = \"work\"\nresource = \"R\"\nenv = { APP = \"demo\" }\n\
+        let text = "[sandboxes.work]\ndirectory = \"work\"\nresource = \"6F9619FF-8b86-d011-b42d-00cf4fc964ff\"\nenv = { APP = \"demo\" }\n\
                     blacklist = [\"project-x\"]\n[[sandboxes.work.fragments.hello]]\nverb = \"Echo\"\nargs = [\"hi\"]\n";
         let sandboxes = of(text).unwrap();
         let [sandbox] = sandboxes.as_slice() else { panic!() };
         assert_eq!((sandbox.name(), sandbox.variable("APP")), ("work", Some("demo")));
         assert!(sandbox.blacklisted("Project-X").is_some() && sandbox.fragment("hello").is_some());
-        assert!(sandbox.is_of("r") && !sandbox.is_of("s") && sandbox.has_directory());
+        assert!(
+            sandbox.accepts_resource("6f9619ff-8b86-d011-b42d-00cf4fc964ff")
+                && !sandbox.accepts_resource("s")
+                && sandbox.has_directory()
+        );
     }
 
     #[test]
@@ -116,6 +143,13 @@ mod tests {
             ("[sandboxes.\"a b\"]\ndirectory = \"work\"\n", "a name has"),
             ("[sandboxes.w]\ndirectory = \"work\"\nenv = { CWD = \"x\" }\n", "sandboxes.w.env.CWD"),
             ("[sandboxes.w]\ndirectory = \"work\"\nenv = { A = \"\\n\" }\n", "control"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nenv = { HOME = \"x\" }\n", "none of WORKSPACE, CWD"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nenv = { API_KEY = \"x\" }\n", "credentials belong to the proxy"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nresource = \"x\"\n", "no GUID"),
+            (
+                "[sandboxes.w]\ndirectory = \"work\"\n[[sandboxes.w.fragments.f]]\nverb = \"X\"\nargs = []\n",
+                "sandboxes.w.fragments.f: operation 1: unknown verb",
+            ),
             ("[sandboxes.w]\ndirectory = \"work\"\nblacklist = [\"x\"]\n", "sandboxes.w.blacklist"),
         ] {
             let error = of(text).err().unwrap_or_default();

@@ -107,6 +107,16 @@ impl Predicate {
         )
     }
 
+    /// Returns the verb that tells it, whose arguments it has.
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Self::FileExists => "FileExists",
+            Self::DirExists => "DirExists",
+            Self::PrevMatch => "TextMatch",
+            _ => "Echo",
+        }
+    }
+
     /// Returns whether its first argument is the name of a capture.
     pub(super) fn is_about_capture(self) -> bool {
         matches!(self, Self::CaptureEmpty | Self::CaptureContains)
@@ -320,18 +330,7 @@ fn for_each(given: Option<&Value>, read: &Operation, depth: usize, problems: &mu
         return Err(format!("ForEach has at most {MAX_ITEMS} items"));
     }
     let body = nested(given.get("body"), &read.place, depth, problems)?;
-    if has_loop(&body) {
-        return Err("a ForEach contains no other ForEach".to_owned());
-    }
     Ok(Detail::ForEach { items, body })
-}
-
-fn has_loop(operation: &Operation) -> bool {
-    match &operation.detail {
-        Detail::ForEach { .. } => true,
-        Detail::If { then, .. } => has_loop(then),
-        _ => operation.verb.name == "ForEach",
-    }
 }
 
 fn condition(given: Option<&Value>, read: &Operation, depth: usize, problems: &mut Problems) -> Result<Detail, String> {

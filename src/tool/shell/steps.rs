@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::Executor;
-use super::compile::{Extra, Guard, Program, RunValues, Step, Template, check_argument};
+use super::compile::{Extra, Guard, MAX_ARGUMENTS, Program, RunValues, Step, Template, check_argument};
+use super::front_end;
 use super::options::FailureMode;
 use super::sandbox::Sandbox;
 use super::script::Predicate;
 use super::table::{Place, runs_in};
-use super::{front_end, regex};
 use crate::tool::outcome::State;
 use crate::tool::tool_response;
 use crate::tool::verbs::{Context, Network, VerbResult};
 
-/// Maximum size of the arguments of an operation, in bytes.
-const MAX_ARGUMENTS: usize = 4 << 20;
+/// The room for tags around a text that is cut.
+const TAGS: usize = 64;
 
 /// An operation that has been reached, with its result. `None` if its condition did not hold.
 struct Reached<'a> {
@@ -34,10 +34,12 @@ struct Run<'a> {
     values: RunValues,
     started: Instant,
     output_left: usize,
+    /// The bytes that all errors together may still have.
+    error_left: usize,
     reached: Vec<Reached<'a>>,
 }
 
-/// The way on after an operation.
+/// The continuation after an operation.
 enum Next {
     Step(usize),
     /// The script ends, with an error if it is the last operation's.
@@ -61,6 +63,7 @@ pub(super) async fn run(
         values: RunValues::default(),
         started: Instant::now(),
         output_left: program.options.max_output,
+        error_left: program.options.max_error,
         reached: Vec::new(),
     };
     let mut at = 0;
@@ -71,10 +74,9 @@ pub(super) async fn run(
             Next::Waits(waiting) => return waiting,
         }
     }
-    let has_failed =
-        run.reached.last().and_then(|last| last.done.as_ref()).is_some_and(|done| done.state != State::Completed);
     let done = run.combined_result();
-    if program.cleanup.is_empty() || !(has_failed && program.options.failure_mode.cleans_up()) {
+    let is_clean = done.state == State::Completed || !program.options.failure_mode.cleans_up();
+    if program.cleanup.is_empty() || is_clean {
         return done;
     }
     run.clean_up(done).await
@@ -84,8 +86,12 @@ impl<'a> Run<'a> {
     /// Runs the step at this position, if its conditions hold.
     async fn reach(&mut self, step: &'a Step, at: usize) -> Next {
         let left = self.program.options.of_script.saturating_sub(self.started.elapsed());
+        if left.is_zero() {
+            self.keep(step, VerbResult::failed("not run: the script exceeded its scriptTimeout"));
+            return Next::End;
+        }
         let following = Next::Step(at.saturating_add(1));
-        let done = match self.holds(step, left).await {
+        let done = match self.guards_hold(step, left).await {
             Ok(false) => {
                 self.reached.push(Reached { step, done: None });
                 return following;
@@ -109,22 +115,16 @@ impl<'a> Run<'a> {
 
     /// Keeps a result: for the steps after it as a whole, and for the result of the script as far as there is room.
     fn keep(&mut self, step: &'a Step, done: VerbResult) {
-        let text = if done.state == State::Completed {
-            let text = tool_response::truncate(&done.text, self.output_left);
-            self.output_left = self.output_left.saturating_sub(text.len());
-            if let Some(name) = &step.capture {
-                self.values.captures.insert(name.clone(), done.text.clone());
-            }
-            if self.program.options.pipes {
-                self.values.previous = done.text;
-            }
-            text
-        } else {
-            if self.program.options.pipes {
-                self.values.previous.clear();
-            }
-            tool_response::truncate(&done.text, self.program.options.max_error)
-        };
+        let is_completed = done.state == State::Completed;
+        let left = if is_completed { &mut self.output_left } else { &mut self.error_left };
+        let text = bounded(&done.text, *left);
+        *left = left.saturating_sub(text.len());
+        if let (Some(name), true) = (&step.capture, is_completed) {
+            self.values.captures.insert(name.clone(), done.text.clone());
+        }
+        if self.program.options.pipes {
+            self.values.previous = if is_completed { done.text } else { String::new() };
+        }
         self.reached.push(Reached { step, done: Some(VerbResult { state: done.state, text }) });
     }
 
@@ -134,9 +134,9 @@ impl<'a> Run<'a> {
         let mut delay = self.program.options.retry_delay;
         let mut retries = step.retries;
         loop {
-            let left = left.saturating_sub(started.elapsed());
-            let done = self.once(step, left).await;
-            if done.state != State::Failed || retries == 0 || left.saturating_sub(started.elapsed()) <= delay {
+            let done = self.once(step, left.saturating_sub(started.elapsed())).await;
+            let is_last = retries == 0 || left.saturating_sub(started.elapsed()) <= delay;
+            if done.state != State::Failed || is_last {
                 return done;
             }
             retries = retries.saturating_sub(1);
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
         };
         let verb = step.verb.name;
         match runs_in(verb) {
-            Place::Sandbox => self.run_confined(verb, args, &step.extra, within).await,
+            Place::Sandbox => self.run_confined(verb, args, &step.extra, (within, name)).await,
             place => {
                 let running = async {
                     match (place, Network::named(verb)) {
@@ -164,58 +164,81 @@ impl<'a> Run<'a> {
                 };
                 let done = timeout(within, running).await;
                 done.unwrap_or_else(|_| {
-                    VerbResult::failed(&format!("exceeded its {name}; its requests may have had an effect"))
+                    let effect = if place == Place::Proxy { "; its requests may have had an effect" } else { "" };
+                    VerbResult::failed(&format!("exceeded its {name}{effect}"))
                 })
             }
         }
     }
 
     #[cfg(target_os = "linux")]
-    async fn run_confined(&mut self, verb: &str, args: Vec<String>, extra: &Extra, within: Duration) -> VerbResult {
+    async fn run_confined(
+        &mut self,
+        verb: &str,
+        args: Vec<String>,
+        extra: &Extra,
+        (within, limit): (Duration, &str),
+    ) -> VerbResult {
         let mut request = super::child::Request {
             verb: verb.to_owned(),
             args,
             template: None,
             patches: Vec::new(),
             milliseconds: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
+            may_write: 0,
         };
         match extra {
             Extra::None => {}
             Extra::Template { source, values } => request.template = Some((source.to_string(), values.clone())),
             Extra::Patches(patches) => request.patches.clone_from(patches),
         }
-        self.executor.run(&request, within).await
+        self.executor.run(request, within, limit).await
     }
 
     #[cfg(not(target_os = "linux"))]
-    async fn run_confined(&mut self, verb: &str, _: Vec<String>, _: &Extra, _: Duration) -> VerbResult {
+    async fn run_confined(&mut self, verb: &str, _: Vec<String>, _: &Extra, _: (Duration, &str)) -> VerbResult {
         VerbResult::denied(&format!("{verb} runs on Linux only"))
     }
 
     /// Returns the arguments of a step, and judges those that were not known before.
     fn arguments(&self, step: &Step) -> Result<Vec<String>, VerbResult> {
-        let args: Vec<String> = step.args.iter().map(|arg| arg.text(&self.values)).collect();
-        if args.iter().map(String::len).sum::<usize>() > MAX_ARGUMENTS {
-            return Err(VerbResult::failed(&format!("the arguments have more than {} MiB", MAX_ARGUMENTS >> 20)));
-        }
+        let args = self.texts(&step.args)?;
         for (index, arg) in args.iter().enumerate() {
             check_argument(self.sandbox, step.verb.name, index, arg).map_err(|text| VerbResult::denied(&text))?;
         }
         Ok(args)
     }
 
+    /// Returns the texts of arguments, if they are not too large.
+    fn texts(&self, args: &[Template]) -> Result<Vec<String>, VerbResult> {
+        let size = args.iter().map(|arg| arg.size(&self.values)).fold(0, usize::saturating_add);
+        if size > MAX_ARGUMENTS {
+            return Err(VerbResult::failed(&format!("the arguments have more than {} MiB", MAX_ARGUMENTS >> 20)));
+        }
+        Ok(args.iter().map(|arg| arg.text(&self.values)).collect())
+    }
+
     /// Returns whether all conditions of a step hold.
-    async fn holds(&mut self, step: &Step, left: Duration) -> Result<bool, VerbResult> {
+    async fn guards_hold(&mut self, step: &Step, left: Duration) -> Result<bool, VerbResult> {
         for guard in &step.guards {
-            if !self.holds_one(guard, left.min(step.within)).await? {
+            let decided = self.values.decided.get(&guard.id).copied();
+            let holds = match decided {
+                Some(holds) => holds,
+                None => self.guard_holds(guard, left.min(step.within)).await?,
+            };
+            self.values.decided.insert(guard.id, holds);
+            if !holds {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    async fn holds_one(&mut self, guard: &Guard, within: Duration) -> Result<bool, VerbResult> {
-        let args: Vec<String> = guard.args.iter().map(|arg: &Template| arg.text(&self.values)).collect();
+    async fn guard_holds(&mut self, guard: &Guard, within: Duration) -> Result<bool, VerbResult> {
+        let args = self.texts(&guard.args)?;
+        for arg in &args {
+            check_argument(self.sandbox, guard.predicate.verb(), 0, arg).map_err(|text| VerbResult::denied(&text))?;
+        }
         let (first, second) = (args.first().cloned().unwrap_or_default(), args.get(1).cloned().unwrap_or_default());
         let previous = &self.values.previous;
         let captured = || self.values.captures.get(&first).map(String::as_str).unwrap_or_default();
@@ -225,16 +248,17 @@ impl<'a> Run<'a> {
             Predicate::PrevStartsWith => previous.starts_with(&first),
             Predicate::PrevEndsWith => previous.ends_with(&first),
             Predicate::PrevEquals => *previous == first,
-            Predicate::PrevMatch => regex(&first).map_err(|text| VerbResult::failed(&text))?.is_match(previous),
             Predicate::PrevLineCount => first.parse() == Ok(previous.lines().count()),
             Predicate::CaptureEmpty => captured().trim().is_empty(),
             Predicate::CaptureContains => captured().contains(&second),
-            // Compared when the script was compiled.
-            Predicate::EnvEquals => true,
-            Predicate::FileExists | Predicate::DirExists => {
-                let verb = if guard.predicate == Predicate::FileExists { "FileExists" } else { "DirExists" };
-                check_argument(self.sandbox, verb, 0, &first).map_err(|text| VerbResult::denied(&text))?;
-                let done = self.run_confined(verb, vec![first], &Extra::None, within).await;
+            Predicate::EnvEquals => front_end::environment(&first, self.sandbox) == Some(second),
+            Predicate::PrevMatch | Predicate::FileExists | Predicate::DirExists => {
+                let args = match guard.predicate {
+                    Predicate::PrevMatch => vec![previous.clone(), first],
+                    _ => vec![first],
+                };
+                let verb = guard.predicate.verb();
+                let done = self.run_confined(verb, args, &Extra::None, (within, "stepTimeout")).await;
                 if done.state != State::Completed {
                     return Err(done);
                 }
@@ -248,6 +272,7 @@ impl<'a> Run<'a> {
         self.reached.clear();
         self.started = Instant::now();
         self.output_left = self.program.options.max_output;
+        self.error_left = self.program.options.max_error;
         let mut at = 0;
         while let Some(step) = self.program.cleanup.get(at) {
             at = match self.reach(step, at).await {
@@ -291,6 +316,16 @@ impl<'a> Run<'a> {
             }
         }
     }
+}
+
+/// Cuts a text. A response keeps its tags if there is little before them.
+fn bounded(text: &str, most: usize) -> String {
+    let cut = tool_response::truncate(text, most);
+    if cut.len() <= most.saturating_add(TAGS) {
+        return cut;
+    }
+    let end = text.floor_char_boundary(most);
+    format!("{}…", text.get(..end).unwrap_or_default())
 }
 
 fn shown(reached: &[Reached<'_>]) -> String {

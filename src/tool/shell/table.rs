@@ -45,7 +45,6 @@ pub(super) fn runs_in(verb: &str) -> Place {
     match verb {
         "ForEach" | "If" | "Include" => Place::Compiler,
         "ProcRun" => Place::Nowhere("no command template is registered for this sandbox, so no program can be run"),
-        "ArchiveExtract" => Place::Nowhere("archives are not served yet"),
         "Echo" | "Sleep" | "Assert" | "Fail" | "EnvGet" | "EnvList" | "ClipboardSet" | "SysWhoAmI" => Place::FrontEnd,
         _ if verb.starts_with("Mk8") => Place::FrontEnd,
         _ if Network::named(verb).is_some() => Place::Proxy,

@@ -1,16 +1,17 @@
 //! The workspace of a sandbox: a directory that was opened once. The kernel resolves every path beneath it and follows no link
 //! (openat2(2)), whatever another process does with the names meanwhile.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::local::VerbError;
-use super::path::WorkspacePath;
+use super::path::{PARTIAL, WorkspacePath};
 
 /// Maximum size of a file that is read as a whole, in bytes.
 pub(super) const MAX_WHOLE: u64 = 16 << 20;
@@ -21,40 +22,43 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of entries that a walk visits.
 const MAX_ENTRIES: usize = 200_000;
 const CHUNK: usize = 64 * 1024;
-/// Names of files that are not complete yet. They are hidden from scripts.
-const PARTIAL: &str = ".exeat-partial-";
+/// The time between two attempts to get the lock of the workspace.
+const LOCK_POLL: Duration = Duration::from_millis(2);
+
+/// The permissions of new files, less the umask.
+const USUAL_MODE: Mode = Mode::from_raw_mode(0o644);
 
 /// The workspace, and the time until which an operation may work.
 pub(super) struct Workspace {
-    root: Option<OwnedFd>,
+    root: OwnedFd,
     pub(super) until: Instant,
+    /// The bytes that the script may still write.
+    pub(super) may_write: Cell<u64>,
 }
 
 /// An entry of a directory.
 pub(super) struct Entry {
+    /// Without control characters. A name that is not UTF-8, or has some, is shown in another form.
     pub(super) name: String,
     pub(super) kind: FileType,
+    /// No path of a script can have this name.
+    pub(super) is_unusable: bool,
 }
 
-/// What a walk does next.
+/// The next action of a walk.
 pub(super) enum Next {
     Deeper,
     Skip,
 }
 
 impl Workspace {
-    pub(super) fn new(root: Option<OwnedFd>) -> Self {
-        Self { root, until: Instant::now() }
+    pub(super) fn new(root: OwnedFd) -> Self {
+        Self { root, until: Instant::now(), may_write: Cell::new(0) }
     }
 
     /// Returns an error if the operation has no time left.
     pub(super) fn check_time(&self) -> Result<(), VerbError> {
-        if Instant::now() < self.until { Ok(()) } else { Err(VerbError::Failed("exceeded its stepTimeout".to_owned())) }
-    }
-
-    fn root(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        let none = || VerbError::Denied("this sandbox has no directory".to_owned());
-        self.root.as_ref().map(AsFd::as_fd).ok_or_else(none)
+        if Instant::now() < self.until { Ok(()) } else { Err(VerbError::TimedOut) }
     }
 
     fn open_at(&self, path: &WorkspacePath, flags: OFlags) -> Result<OwnedFd, VerbError> {
@@ -63,7 +67,7 @@ impl Workspace {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mut tries = 0_u8;
         loop {
-            match rustix::fs::openat2(self.root()?, name, flags, Mode::empty(), resolve) {
+            match rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve) {
                 // Another process has renamed something on the way.
                 Err(Errno::AGAIN) if tries < 100 => tries = tries.saturating_add(1),
                 result => return result.map_err(|error| failed(path, error)),
@@ -134,8 +138,36 @@ impl Workspace {
         }
     }
 
-    /// Opens the directory that a path is in.
+    /// Refuses to change a repository of git that has no work tree, whose hooks and configuration are commands.
+    fn check_no_repository(&self, path: &WorkspacePath) -> Result<(), VerbError> {
+        let mut at = path.clone();
+        while let Some((parent, _)) = at.split().map(|(parent, name)| (parent, name.to_owned())) {
+            if self.stat(&parent.join("HEAD"))?.is_some() && self.stat(&parent.join("objects"))?.is_some() {
+                return Err(VerbError::Denied(format!("'{parent}' is a repository of git, which git alone writes")));
+            }
+            at = parent;
+        }
+        Ok(())
+    }
+
+    /// Serializes changes of a file that depend on its content, with those of other scripts.
+    pub(super) fn lock(&self) -> Result<(), VerbError> {
+        loop {
+            self.check_time()?;
+            match rustix::fs::flock(&self.root, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::AGAIN) => std::thread::sleep(LOCK_POLL),
+                result => return result.map_err(|error| VerbError::Failed(io::Error::from(error).kind().to_string())),
+            }
+        }
+    }
+
+    pub(super) fn unlock(&self) {
+        let _ = rustix::fs::flock(&self.root, FlockOperation::Unlock);
+    }
+
+    /// Opens the directory that a path is in, to change something there.
     fn parent<'a>(&self, path: &'a WorkspacePath) -> Result<(OwnedFd, &'a str), VerbError> {
+        self.check_no_repository(path)?;
         let root = || VerbError::Denied("the workspace itself cannot be changed".to_owned());
         let (parent, name) = path.split().ok_or_else(root)?;
         let parent = self.open_at(&parent, OFlags::RDONLY | OFlags::DIRECTORY);
@@ -151,12 +183,12 @@ impl Workspace {
     pub(super) fn write(
         &self,
         path: &WorkspacePath,
-        fill: impl FnOnce(&mut Bounded) -> Result<(), VerbError>,
+        fill: impl FnOnce(&mut Bounded<'_>) -> Result<(), VerbError>,
     ) -> Result<u64, VerbError> {
         let (parent, name) = self.parent(path)?;
-        let mut mode = Mode::from_raw_mode(0o644);
+        let mut mode = USUAL_MODE;
         match rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if kind(&stat) == FileType::RegularFile => mode = Mode::from_raw_mode(stat.st_mode & 0o777),
+            Ok(stat) if kind(&stat) == FileType::RegularFile => mode = Mode::from_raw_mode(stat.st_mode & 0o666),
             Ok(stat) => return Err(VerbError::Failed(format!("'{path}' is {}", kind_name(kind(&stat))))),
             Err(Errno::NOENT) => {}
             Err(error) => return Err(failed(path, error)),
@@ -166,7 +198,11 @@ impl Workspace {
         let partial = format!("{PARTIAL}{:016x}", u64::from_ne_bytes(random));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&parent, &*partial, flags, mode).map_err(|error| failed(path, error))?;
-        let mut file = Bounded { file: File::from(file), left: MAX_FILE };
+        // A file that is replaced keeps its permissions whatever the umask is, but no new content can be executed.
+        if mode != USUAL_MODE {
+            let _ = rustix::fs::fchmod(&file, mode);
+        }
+        let mut file = Bounded { file: File::from(file), left: MAX_FILE, of_script: &self.may_write };
         let written = fill(&mut file).and_then(|()| {
             self.check_time()?;
             let size = file.file.stream_position().map_err(|error| unusable(path, &error))?;
@@ -191,7 +227,10 @@ impl Workspace {
             }
             _ => {}
         }
-        rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name).map_err(|error| failed(from, error))
+        rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name).map_err(|error| match error {
+            Errno::XDEV => VerbError::Failed(format!("'{from}' cannot be moved there; FileCopy and FileDelete do it")),
+            error => failed(from, error),
+        })
     }
 
     /// Removes a file, or a link.
@@ -203,6 +242,10 @@ impl Workspace {
     /// Creates a directory and those that it is in.
     pub(super) fn create_dir(&self, path: &WorkspacePath) -> Result<(), VerbError> {
         let mut at = WorkspacePath::parse(".").map_err(|error| VerbError::Failed(error.to_string()))?;
+        self.check_no_repository(path)?;
+        if path.as_str().split('/').count() > MAX_DEPTH {
+            return too_deep();
+        }
         for name in path.as_str().split('/') {
             let parent = self.open_at(&at, OFlags::RDONLY | OFlags::DIRECTORY)?;
             at = at.join(name);
@@ -211,7 +254,7 @@ impl Workspace {
                 Err(error) => return Err(failed(&at, error)),
             }
         }
-        // What exists there may be no directory.
+        // The existing entry may not be a directory.
         self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop)
     }
 
@@ -225,7 +268,7 @@ impl Workspace {
 
     fn empty(&self, dir: &OwnedFd, path: &WorkspacePath, depth: usize) -> Result<(), VerbError> {
         if depth > MAX_DEPTH {
-            return Err(VerbError::Failed(format!("directories are nested more than {MAX_DEPTH} deep")));
+            return too_deep();
         }
         let mut entries = Dir::read_from(dir).map_err(|error| failed(path, error))?;
         while let Some(entry) = entries.read() {
@@ -242,7 +285,8 @@ impl Workspace {
                     self.empty(&inner, path, depth.saturating_add(1))?;
                     rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)
                 }
-                Err(_) => rustix::fs::unlinkat(dir, name, AtFlags::empty()),
+                Err(Errno::NOTDIR | Errno::LOOP) => rustix::fs::unlinkat(dir, name, AtFlags::empty()),
+                Err(error) => Err(error),
             }
             .map_err(|error| failed(path, error))?;
         }
@@ -256,16 +300,18 @@ impl Workspace {
         for entry in Dir::read_from(&dir).map_err(|error| failed(path, error))? {
             self.check_time()?;
             let entry = entry.map_err(|error| failed(path, error))?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name == "." || name == ".." || name.starts_with(PARTIAL) {
+            let bytes = entry.file_name().to_bytes();
+            if bytes == b"." || bytes == b".." {
                 continue;
             }
+            let text = std::str::from_utf8(bytes).ok().filter(|text| WorkspacePath::parse(text).is_ok());
+            let name = text.map_or_else(|| bytes.escape_ascii().to_string(), str::to_owned);
             let mut kind = entry.file_type();
             if kind == FileType::Unknown {
                 let stat = rustix::fs::statat(&dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
                 kind = stat.map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode));
             }
-            entries.push(Entry { name, kind });
+            entries.push(Entry { name, kind, is_unusable: text.is_none() });
             if entries.len() > MAX_ENTRIES {
                 return Err(VerbError::Failed(format!("'{path}' has more than {MAX_ENTRIES} entries")));
             }
@@ -282,27 +328,32 @@ impl Workspace {
         visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
     ) -> Result<(), VerbError> {
         let mut left = MAX_ENTRIES;
-        self.walk_from(path, depth.min(MAX_DEPTH), &mut left, visit)
+        let entries = self.list(path)?;
+        self.walk_from((path, entries), (depth, 1), &mut left, visit)
     }
 
     fn walk_from(
         &self,
-        path: &WorkspacePath,
-        depth: usize,
+        (path, entries): (&WorkspacePath, Vec<Entry>),
+        (depth, level): (usize, usize),
         left: &mut usize,
         visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
     ) -> Result<(), VerbError> {
-        for entry in self.list(path)? {
+        for entry in entries {
             *left = left.checked_sub(1).ok_or_else(|| {
                 VerbError::Failed(format!("there are more than {MAX_ENTRIES} entries; name a directory further down"))
             })?;
             let at = path.join(&entry.name);
             let next = visit(&at, &entry)?;
-            if entry.kind == FileType::Directory && depth > 1 && matches!(next, Next::Deeper) {
-                // It may have gone, or become a link.
-                match self.walk_from(&at, depth.saturating_sub(1), left, visit) {
+            let goes_on = level < depth && !entry.is_unusable && matches!(next, Next::Deeper);
+            if entry.kind == FileType::Directory && goes_on {
+                if level >= MAX_DEPTH {
+                    return too_deep();
+                }
+                match self.list(&at) {
+                    // It has gone.
                     Err(VerbError::Missing(_)) => {}
-                    result => result?,
+                    entries => self.walk_from((&at, entries?), (depth, level.saturating_add(1)), left, visit)?,
                 }
             }
         }
@@ -311,17 +362,24 @@ impl Workspace {
 }
 
 /// A file that is being written, with the number of bytes that it may still get.
-pub(super) struct Bounded {
+pub(super) struct Bounded<'a> {
     file: File,
     left: u64,
+    of_script: &'a Cell<u64>,
 }
 
-impl Bounded {
+impl Bounded<'_> {
     pub(super) fn put(&mut self, bytes: &[u8]) -> Result<(), VerbError> {
         let left = self.left.checked_sub(bytes.len() as u64);
         self.left = left.ok_or_else(|| VerbError::Failed(format!("a file has at most {} MiB", MAX_FILE >> 20)))?;
+        let of_script = self.of_script.get().checked_sub(bytes.len() as u64);
+        self.of_script.set(of_script.ok_or_else(|| VerbError::Failed("a script writes at most 1 GiB".to_owned()))?);
         self.file.write_all(bytes).map_err(|error| VerbError::Failed(format!("cannot be written: {}", error.kind())))
     }
+}
+
+fn too_deep<T>() -> Result<T, VerbError> {
+    Err(VerbError::Failed(format!("directories are nested more than {MAX_DEPTH} deep")))
 }
 
 pub(super) fn kind(stat: &Stat) -> FileType {

@@ -34,13 +34,13 @@ pub struct Turn {
     #[arg(long = "final")]
     pub is_final: bool,
     /// A directory that scripts of mk8.shell with this sandboxId work in, and that they cannot leave. Can be repeated
-    #[arg(long = "sandbox", value_name = "NAME=DIR")]
+    #[arg(long = "sandbox", value_name = "NAME=DIR", group = "of_sandboxes", conflicts_with = "is_final")]
     pub sandboxes: Vec<String>,
     /// Sandboxes in a file, with their environment, fragments and patterns that no argument may contain, in TOML
-    #[arg(long = "sandboxes", value_name = "FILE")]
+    #[arg(long = "sandboxes", value_name = "FILE", group = "of_sandboxes", conflicts_with = "is_final")]
     pub sandboxes_file: Option<PathBuf>,
     /// Run scripts also where the kernel cannot confine them to their directory (Landlock)
-    #[arg(long)]
+    #[arg(long, requires = "of_sandboxes")]
     pub allow_unconfined: bool,
 }
 

@@ -91,8 +91,9 @@ try() { echo "$1: $(ip netns exec box curl -sS -m 9 --cacert ca.pem "${@:2}" 2>&
 cp clients.pem ca.pem
 try "no rules" --resolve api.test:443:203.0.113.9 https://api.test/
 try "no rules v6" --resolve 'api.test:443:[2001:db8:2::9]' https://api.test/
-ip netns exec gate nft -f rules.nft
-ip netns exec gate sh -e route.sh
+ip netns exec gate nft -f rules.nft; ip netns exec gate nft -f rules.nft
+ip netns exec gate sh -e route.sh; ip netns exec gate sh -e route.sh
+echo "rules: $(ip netns exec gate nft list ruleset | grep -c tproxy)"
 echo "nameserver 10.9.0.1" > resolv.conf
 mount --bind resolv.conf /etc/resolv.conf
 mkdir state; chown 65532:65532 . state
@@ -186,6 +187,14 @@ async fn connections_that_tproxy_rules_lead_to_the_proxy_are_captured() {
         ("killed pinned", "Failed to connect"),
         ("killed v6", "Failed to connect"),
         ("killed v6 http", "Failed to connect"),
+        ("killed other", "Failed to connect"),
+        ("killed denied", "Failed to connect"),
+        ("killed listener", "Failed to connect"),
+        ("killed http", "Could not resolve host"),
+        ("killed dig", "no servers could be reached"),
+        ("killed spoofed", "no servers could be reached"),
+        ("killed udp", "No route to host"),
+        ("rules", "2"),
     ];
     for (name, want) in rows {
         let line = out.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));

@@ -111,8 +111,8 @@ async fn control_flow_is_expanded() {
             when("CaptureContains", &["LINES", "one"], operation("Echo", &["yes"])),
             when("FileExists", &["0.txt"], operation("Echo", &["yes"])),
             when("DirExists", &["0.txt"], operation("Echo", &["not"])),
-            // Known to be false, so there is no step.
             when("EnvEquals", &["APP", "demo"], operation("Echo", &["not"])),
+            when("EnvEquals", &["HOME", "/workspace"], operation("Echo", &["yes"])),
             each(when("FileExists", &["$INDEX.txt"], operation("FileDelete", &["$INDEX.txt"]))),
         ]),
         &json!({ "pipeStepOutput": true }),
@@ -133,6 +133,8 @@ async fn control_flow_is_expanded() {
         "yes",
         "yes",
         "Skipped",
+        "Skipped",
+        "yes",
         "deleted 0.txt",
         "deleted 1.txt",
     ];
@@ -227,7 +229,7 @@ async fn all_problems_of_a_script_are_told_before_it_runs() {
         "options: stepTimeout is a time",
         "operation 2: '..' is not permitted",
         "operation 3: absolute paths",
-        "operation 4: .git is written by git alone",
+        "operation 4: git's own directories",
         "operation 5: files of this name",
         "operation 6: files with this extension",
         "operation 7: an argument contains 'sudo '",
@@ -362,7 +364,7 @@ async fn large_and_strange_inputs_have_an_error_each() {
         ("FileHash", vec!["sparse.bin"], "exceeded its stepTimeout"),
         ("FileCopy", vec!["sparse.bin", "copy.txt"], "MiB"),
         ("JsonParse", vec![&deep], "recursion limit"),
-        ("TextMatch", vec!["aaaa", &explosive], ""),
+        ("TextMatch", vec!["aaaa", &explosive], "True"),
         ("TextRegex", vec!["x", "\\pL{1000}{1000}"], "too large"),
         ("FileGlob", vec![".", "[z-a"], "not a pattern"),
         ("MathEval", vec!["((((((((((((((((((((((((((((((((((1))))))))))))))))))))))))))))))))))"], "nested at most"),
@@ -381,13 +383,276 @@ async fn large_and_strange_inputs_have_an_error_each() {
     }
 }
 
+/// Returns an uncompressed zip archive. Each entry has a name, its mode and its content.
+fn zip(entries: &[(&str, u32, &[u8])]) -> Vec<u8> {
+    use std::io::Write;
+    let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    for (name, mode, content) in entries {
+        let options = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
+        match mode & 0o170_000 {
+            0o120_000 => archive.add_symlink(*name, std::str::from_utf8(content).unwrap(), options).unwrap(),
+            _ => {
+                archive.start_file(*name, options.unix_permissions(*mode)).unwrap();
+                archive.write_all(content).unwrap();
+            }
+        }
+    }
+    archive.finish().unwrap().into_inner()
+}
+
+/// Returns a tar archive whose names are written as they are.
+fn tar(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for (name, kind, content) in entries {
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_entry_type(*kind);
+        header.set_size(content.len() as u64);
+        if kind.is_symlink() || kind.is_hard_link() {
+            header.set_link_name("../outside/secret.txt").unwrap();
+        }
+        header.set_mode(0o4777);
+        header.set_cksum();
+        archive.append(&header, *content).unwrap();
+    }
+    archive.into_inner().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_is_extracted_whole_or_not_at_all() {
+    use std::io::Write;
+    use tar::EntryType::{Char, Directory, Link, Regular, Symlink};
+
+    let place = Place::new().await;
+    let work = place.workspace();
+    let gzip = |bytes: &[u8]| {
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        gz.write_all(bytes).unwrap();
+        gz.finish().unwrap()
+    };
+    let good = tar(&[
+        ("./", Directory, b""),
+        ("a/", Directory, b""),
+        ("a/b.txt", Regular, b"tar"),
+        ("c/d.txt", Regular, b"x"),
+    ]);
+    let bomb = vec![0; 100 << 20];
+    let mut cut = zip(&[("x.txt", 0o644, &[7; 10_000])]);
+    cut.truncate(cut.len() / 2);
+    let files: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("good.zip", zip(&[("a/b.txt", 0o644, b"zip"), ("c.txt", 0o644, b"")]), "extracted 2 files, 3 bytes, to out"),
+        ("good.tar", good.clone(), "extracted 2 files, 4 bytes, to out"),
+        ("good.tar.gz", gzip(&good), "extracted 2 files, 4 bytes, to out"),
+        ("dots.zip", zip(&[("first.txt", 0o644, b"x"), ("../x", 0o644, b"x")]), "'..' is not permitted"),
+        ("absolute.tar", tar(&[("first.txt", Regular, b"x"), ("/etc/x", Regular, b"x")]), "its path is absolute"),
+        ("dots.tar", tar(&[("first.txt", Regular, b"x"), ("a/../../x", Regular, b"x")]), "'..' is not permitted"),
+        (
+            "name.zip",
+            zip(&[("first.txt", 0o644, b"x"), ("a/Makefile", 0o644, b"x")]),
+            "run or loaded by other programs",
+        ),
+        (
+            "git.tgz",
+            gzip(&tar(&[("first.txt", Regular, b"x"), (".GIT/hooks/x", Regular, b"x")])),
+            "written by git alone",
+        ),
+        ("case.zip", zip(&[("first.txt", 0o644, b"x"), ("FIRST.txt", 0o644, b"x")]), "twice"),
+        ("both.tar", tar(&[("first", Regular, b"x"), ("first/x", Regular, b"x")]), "where this one needs a directory"),
+        (
+            "link.zip",
+            zip(&[("first.txt", 0o644, b"x"), ("l", 0o120_777, b"/etc/passwd")]),
+            "neither a file nor a directory",
+        ),
+        ("link.tar", tar(&[("first.txt", Regular, b"x"), ("l", Symlink, b"")]), "neither a file nor a directory"),
+        ("hard.tar", tar(&[("first.txt", Regular, b"x"), ("l", Link, b"")]), "neither a file nor a directory"),
+        ("device.tar", tar(&[("first.txt", Regular, b"x"), ("l", Char, b"")]), "neither a file nor a directory"),
+        ("bomb.zip", zip(&[("first.txt", 0o644, b"x"), ("bomb", 0o644, &bomb)]), "compressed too much"),
+        ("bomb.tgz", gzip(&tar(&[("first.txt", Regular, b"x"), ("bomb", Regular, &bomb)])), "compressed too much"),
+        ("cut.zip", cut, "not a zip archive"),
+        ("cut.tar", good[..700].to_vec(), "cannot be read"),
+        ("good.rar", Vec::new(), "an archive is a .zip"),
+    ];
+    let operations: Vec<Value> = files.iter().map(|(name, ..)| operation("ArchiveExtract", &[name, "out"])).collect();
+    for (name, bytes, _) in &files {
+        fs::write(work.join(name), bytes).unwrap();
+    }
+    fs::create_dir_all(work.join("in-the-way/a/b.txt")).unwrap();
+    let more =
+        [operation("ArchiveExtract", &["good.zip", "in-the-way"]), operation("ArchiveExtract", &["good.zip", "."])];
+    let outputs =
+        place.outputs(&json!([operations, more.to_vec()].concat()), &json!({ "failureMode": "ContinueOnError" }));
+    for ((name, _, want), output) in files.iter().zip(&outputs) {
+        assert!(output.contains(want), "{name}: {output}");
+    }
+    assert!(outputs[files.len()].contains("is a directory already"), "{outputs:?}");
+    assert_eq!((place.file("out/a/b.txt"), place.file("c.txt")), ("tar".to_owned(), String::new()));
+    assert!(!work.join("out/first.txt").exists() && !work.join("in-the-way/c.txt").exists());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(work.join("out/a/b.txt")).unwrap().permissions());
+    assert_eq!(mode & 0o7777, 0o644);
+}
+
+/// What the front-end itself holds of a script is limited before it is made, and so is the result.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_grows_has_an_end() {
+    let place = Place::new().await;
+    let each =
+        |item: &str, body: Value| json!({ "verb": "ForEach", "forEach": { "items": vec![item; 256], "body": body } });
+    let line =
+        place.run(&json!({ "operations": [each(&"b".repeat(2000), operation("Echo", &[&"$ITEM".repeat(10_000)]))] }));
+    assert_eq!(line, "Failed error=operation 1, item 1: the script is too large when it is expanded");
+    let line = place.run(&json!({ "operations": [each("x", operation("Echo", &[&"b".repeat(100_000)]))] }));
+    assert!(line.contains("the script is too large when it is expanded"), "{}", line.len());
+    let mib = with(operation("TextRepeat", &[&"x".repeat(4096), "256"]), &json!({ "captureAs": "A" }));
+    let contains = json!({ "predicate": { "kind": "CaptureContains", "args": ["A", "$A".repeat(4000)] }, "then": operation("Echo", &["x"]) });
+    let operations = [
+        mib.clone(),
+        operation("Echo", &[&"$A".repeat(2000)]),
+        json!({ "verb": "If", "if": contains }),
+        operation("FileWrite", &["a.txt", "$A$A$A"]),
+    ];
+    let outputs = place.outputs(&json!(operations), &json!({ "failureMode": "ContinueOnError" }));
+    let large = "the arguments have more than 4 MiB";
+    assert_eq!(outputs[1..3], [large, large]);
+    assert_eq!(fs::metadata(place.workspace().join("a.txt")).unwrap().len(), 3 << 20);
+    for operations in [
+        vec![mib.clone(), each("x", operation("Fail", &["$A"]))],
+        vec![mib.clone(), each("x", operation("Echo", &["$A<tool_response></tool_response>"]))],
+    ] {
+        let options = json!({ "failureMode": "ContinueOnError", "maxErrorBytes": 5000, "maxOutputBytes": 5000 });
+        let line = place.run(&json!({ "operations": operations, "options": options }));
+        assert!(line.len() < 100_000, "{} bytes", line.len());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_outs_hold_for_conditions_too() {
+    let place = Place::new().await;
+    let text: String = (0..400_000).map(|n| if n % 3 == 0 { 'a' } else { 'b' }).collect();
+    fs::write(place.workspace().join("text.txt"), text).unwrap();
+    let predicate = json!({ "kind": "PrevMatch", "args": ["(?:x|[ab]{1,900}){1,3}c"] });
+    let slow = json!({ "verb": "If", "if": { "predicate": predicate, "then": with(operation("Echo", &["x"]), &json!({ "stepTimeout": "00:00:01" })) } });
+    let operations = [operation("FileRead", &["text.txt"]), slow.clone(), slow.clone(), slow];
+    let options = json!({ "pipeStepOutput": true, "scriptTimeout": "00:00:02", "failureMode": "ContinueOnError", "maxOutputBytes": 10 });
+    let started = std::time::Instant::now();
+    let outputs = place.outputs(&json!(operations), &options);
+    assert!(started.elapsed().as_secs() < 8, "{:?}", started.elapsed());
+    assert!(outputs.last().is_some_and(|last| last.contains("exceeded") || last == "Skipped"), "{outputs:?}");
+    let line =
+        place.run(&json!({ "operations": [operation("Sleep", &["30"])], "options": { "scriptTimeout": "00:00:01" } }));
+    assert_eq!(line, "Failed error=exceeded its scriptTimeout");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_condition_is_decided_once() {
+    let place = Place::new().await;
+    fs::write(place.workspace().join("old.txt"), "x").unwrap();
+    fs::write(place.workspace().join("other.txt"), "x").unwrap();
+    let each = json!({ "verb": "ForEach", "forEach": { "items": ["old.txt", "other.txt"], "body": operation("FileDelete", &["$ITEM"]) } });
+    let outputs = place.outputs(
+        &json!([{ "verb": "If", "if": { "predicate": { "kind": "FileExists", "args": ["old.txt"] }, "then": each } }]),
+        &json!({}),
+    );
+    assert_eq!(outputs, ["deleted old.txt", "deleted other.txt"]);
+    // A failure that a label has caught, and after it only a step that is skipped.
+    let skipped = json!({ "verb": "If", "if": { "predicate": { "kind": "FileExists", "args": ["old.txt"] },
+        "then": with(operation("Echo", &["x"]), &json!({ "label": "end" })) } });
+    let line = place.run(&json!({
+        "operations": [with(operation("Fail", &["broken"]), &json!({ "onFailure": "goto:end" })), skipped],
+        "options": { "failureMode": "StopAndCleanup" },
+        "cleanup": [operation("Echo", &["clean"])],
+    }));
+    assert!(line.starts_with("Failed error=") && line.contains("\"output\":\"clean\""), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_makes_nothing_that_git_or_the_kernel_runs() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let place = Place::new().await;
+    let work = place.workspace();
+    for dir in ["bare/objects", "bare/hooks", "deep"] {
+        fs::create_dir_all(work.join(dir)).unwrap();
+    }
+    fs::write(work.join("bare/HEAD"), "ref: refs/heads/x").unwrap();
+    fs::write(work.join("bare/hooks/post-update.sample"), "x").unwrap();
+    for (name, mode) in [("tool.sh", 0o4777), ("mine.txt", 0o660)] {
+        fs::write(work.join(name), "x").unwrap();
+        fs::set_permissions(work.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let git = "git alone writes";
+    let rows: [(&str, &[&str], &str); 7] = [
+        ("FileWrite", &["bare/config", "x"], git),
+        ("FileMove", &["bare/hooks/post-update.sample", "bare/hooks/post-receive"], git),
+        ("DirCreate", &["bare/refs"], git),
+        ("FileDelete", &["bare/HEAD"], git),
+        ("FileRead", &["bare/HEAD"], "ref: refs/heads/x"),
+        ("FileWrite", &["tool.sh", "new"], "wrote 3 bytes"),
+        ("FileWrite", &["mine.txt", "new"], "wrote 3 bytes"),
+    ];
+    let operations: Vec<Value> = rows.iter().map(|(verb, args, _)| operation(verb, args)).collect();
+    let outputs = place.outputs(&json!(operations), &json!({ "failureMode": "ContinueOnError" }));
+    for ((verb, args, want), output) in rows.iter().zip(&outputs) {
+        assert!(output.contains(want), "{verb} {args:?}: {output}");
+    }
+    let mode = |name: &str| fs::metadata(work.join(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode("tool.sh"), mode("mine.txt")), (0o666, 0o660));
+    for name in ["r/HEAD", "x.git/config", ".gi\u{200c}t/config", "GIT~1/config", "Makefile::$DATA", ".exeat-partial-1"]
+    {
+        let line = place.run(&json!({ "operations": [operation("FileWrite", &[name, "x"])] }));
+        assert!(line.starts_with("Denied error="), "{name}: {line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deep_directories_and_strange_names_are_no_silent_gap() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = Place::new().await;
+    let work = place.workspace();
+    fs::create_dir(work.join("odd")).unwrap();
+    fs::write(work.join("odd").join(OsStr::from_bytes(b"b\xff")), "x").unwrap();
+    fs::write(work.join("odd/x\ny.txt"), "x").unwrap();
+    fs::create_dir_all(work.join(format!("deep/{}", "d/".repeat(70)))).unwrap();
+    let right = "e/".repeat(60);
+    let rows: Vec<(&str, Vec<&str>, &str)> = vec![
+        ("DirList", vec!["odd"], "b\\xff\nx\\ny.txt"),
+        ("DirHash", vec!["odd"], "a name that no path can have"),
+        ("DirFileCount", vec!["deep"], "nested more than 64 deep"),
+        ("DirDelete", vec!["deep"], "nested more than 64 deep"),
+        ("DirCreate", vec![&right], "created e/"),
+        ("DirDelete", vec!["e"], "deleted e"),
+        ("DirDelete", vec!["odd"], "deleted odd"),
+    ];
+    let operations: Vec<Value> = rows.iter().map(|(verb, args, _)| operation(verb, args)).collect();
+    let outputs = place.outputs(&json!(operations), &json!({ "failureMode": "ContinueOnError" }));
+    for ((verb, args, want), output) in rows.iter().zip(&outputs) {
+        assert!(output.contains(want), "{verb} {args:?}: {output}");
+    }
+}
+
+/// Two scripts append to a file at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_of_several_scripts_are_all_kept() {
+    let place = Place::new().await;
+    let script = json!({ "operations": vec![operation("FileAppend", &["log.txt", "line\n"]); 100] });
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..3).map(|_| scope.spawn(|| run(&place.lab, &place.workspace(), &script))).collect();
+        all.into_iter().for_each(|one| assert!(one.join().unwrap().starts_with("Completed ")));
+    });
+    assert_eq!(place.file("log.txt").lines().count(), 300);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_s_file_has_variables_fragments_and_patterns() {
     let place = Place::new().await;
     let file = place.dir.path().join("sandboxes.toml");
     let text = format!(
-        "[sandboxes.shop]\ndirectory = \"work\"\nresource = \"{GUID}\"\nenv = {{ APP = \"demo\", API_KEY = \"k-123\" }}\nblacklist = [\"project-x\"]\n\
-         [[sandboxes.shop.fragments.hello]]\nverb = \"Echo\"\nargs = [\"hello from $APP\"]\n"
+        "[sandboxes.shop]\ndirectory = \"work\"\nresource = \"{GUID}\"\nenv = {{ APP = \"demo\" }}\nblacklist = [\"project-x\"]\n\
+         [[sandboxes.shop.fragments.hello]]\nverb = \"Echo\"\nargs = [\"hello from $APP\"]\n\
+         [[sandboxes.shop.fragments.again]]\nverb = \"If\"\nargs = []\n\
+         if = {{ predicate = {{ kind = \"EnvEquals\", args = [\"APP\", \"demo\"] }}, then = {{ verb = \"Include\", args = [\"again\"] }} }}\n\
+         [[sandboxes.shop.fragments.loop]]\nverb = \"ForEach\"\nforEach = {{ items = [\"x\"], body = {{ verb = \"Echo\", args = [\"$ITEM\"] }} }}\n"
     );
     fs::write(&file, text).unwrap();
     let run = |resource: &str, operations: Value| {
@@ -401,11 +666,13 @@ async fn the_operator_s_file_has_variables_fragments_and_patterns() {
     assert_eq!(line, "[TOOL_RESULT:1] status=Completed result=hello from demo\n");
     assert!(run(GUID, json!([operation("Echo", &["about Project-X"])])).contains("contains 'project-x'"));
     assert!(run(GUID, json!([operation("Mk8Env", &[])])).contains("APP=demo"));
-    assert!(!run(GUID, json!([operation("Mk8Env", &[]), operation("EnvList", &[])])).contains("k-123"));
+    assert!(run(GUID, json!([operation("Include", &["again"])])).contains("a fragment includes no other"));
+    let twice = json!({ "verb": "ForEach", "forEach": { "items": ["a"], "body": operation("Include", &["loop"]) } });
+    assert!(run(GUID, json!([twice])).contains("a ForEach contains no other ForEach"));
     let other = "00000000-8b86-d011-b42d-00cf4fc964ff";
     assert!(
         run(other, json!([operation("Echo", &["x"])]))
-            .contains("status=Denied error=the sandbox is for another resourceId")
+            .contains("status=Denied error=the resourceId is not that of this sandbox")
     );
 }
 
@@ -436,7 +703,12 @@ async fn the_process_of_a_script_is_confined() {
         limits.lines().any(|line| line.starts_with("Max address space") && line.contains(" 1073741824 ")),
         "{limits}"
     );
-    assert!(limits.lines().any(|line| line.starts_with("Max core file size") && line.contains(" 0 ")), "{limits}");
+    for (limit, most) in
+        [("Max core file size", 0), ("Max cpu time", 300), ("Max file size", 256 << 20), ("Max open files", 256)]
+    {
+        let line = limits.lines().find(|line| line.starts_with(limit)).unwrap();
+        assert!(line.contains(&format!(" {most} ")), "{line}");
+    }
     assert!(environment.is_none_or(|environment| environment.is_empty()), "the token is not in its environment");
     assert!(of_workspace(&workspace).is_none(), "it has ended with its script");
 }

@@ -125,6 +125,7 @@ const ROWS: &[Row] = &[
     row("FileEncoding", "path", "the encoding, by the first bytes", &["n.txt"], Is("ascii")),
     row("FileEqual", "file1, file2", "`True` or `False`", &["n.txt", "moved.txt"], Is("True")),
     row("FileChecksum", "path, expected, algo?", "`True` or `False`", &["n.txt", "00"], Is("False")),
+    row("", "", "", &["n.txt", "D1BB296C1467215052010803C1799597", "md5"], Is("True")),
     row("FileAge", "path", "seconds since the last change", &["n.txt"], Begins("")),
     row("FileNewerThan", "path, seconds", "`True` or `False`", &["n.txt", "3600"], Is("True")),
     row("FileDelete", "path", "what was deleted", &["moved.txt"], Is("deleted moved.txt")),
@@ -301,6 +302,7 @@ const ROWS: &[Row] = &[
         &["a", "1", "b", "2"],
         Is("{\"a\":\"1\",\"b\":\"2\"}"),
     ),
+    row("", "", "", &["a", "1", "b"], Fails("each key needs a value")),
     row(
         "JsonSet",
         "json, key, value",
@@ -310,6 +312,7 @@ const ROWS: &[Row] = &[
     ),
     row("JsonRemoveKey", "json, key", "the object without the member", &["{\"a\":1}", "a"], Is("{}")),
     row("JsonGet", "json, indexOrKey", "a member or an item", &["[\"a\",\"b\"]", "1"], Is("b")),
+    row("", "", "", &["[1,2]", "+1"], Fails("no value")),
     row("JsonCompact", "json", "the document without blanks", &["{ \"a\" : 1 }"], Is("{\"a\":1}")),
     row("JsonStringify", "value", "the text as a JSON string", &["a\"b"], Is("\"a\\\"b\"")),
     row("JsonArrayFrom", "items...", "an array of strings; at most 64", &["a", "b"], Is("[\"a\",\"b\"]")),
@@ -365,12 +368,16 @@ const ROWS: &[Row] = &[
         &["86400", "yyyy-MM-dd HH:mm"],
         Is("1970-01-02 00:00"),
     ),
+    row("", "", "", &["0", "MMM"], Fails("one or two of M")),
     row("TimeParse", "dateStr, format?", "seconds since 1970", &["02.01.1970", "dd.MM.yyyy"], Is("86400")),
+    row("", "", "", &["2026-+1-01", "yyyy-M-dd"], Fails("not of this format")),
+    row("", "", "", &["2026-01-31T12:00:00Z"], Is("1769860800")),
     row("", "", "", &["tomorrow"], Fails("not a date")),
     row("TimeAdd", "unixSec, secondsToAdd", "the sum", &["86400", "-400"], Is("86000")),
     row("TimeDiff", "unixSec1, unixSec2", "the difference, without a sign", &["1", "3"], Is("2")),
     row("VersionCompare", "ver1, ver2", "`-1`, `0` or `1`", &["v1.9", "1.10.0"], Is("-1")),
     row("VersionParse", "string", "the first version in the text", &["rustc 1.95.0 (x)"], Is("1.95.0")),
+    row("", "", "", &["1.2.3.4.5"], Fails("2 to 4 numbers")),
     row("HexEncode", "input", "the bytes of the text in hexadecimal", &["aä"], Is("61c3a4")),
     row("HexDecode", "input", "the text", &["61c3a4"], Is("aä")),
     row("", "", "", &["6"], Fails("hexadecimal")),
@@ -382,7 +389,10 @@ const ROWS: &[Row] = &[
         Is("11111111"),
     ),
     row("FormatBytes", "byteCount", "the size with a unit", &["1048576"], Is("1.00 MB")),
+    row("", "", "", &["1048575"], Is("1.00 MB")),
     row("FormatDuration", "seconds", "the time with units", &["3661"], Is("1h 1m 1s")),
+    row("", "", "", &["59.96"], Is("1m 0s")),
+    row("", "", "", &["0.15"], Is("150ms")),
     row(
         "MathEval",
         "expression",
@@ -390,6 +400,9 @@ const ROWS: &[Row] = &[
         &["(1 + 2) * -3 / 4 % 2"],
         Is("-0.25"),
     ),
+    row("", "", "", &["1 / 10000000000000"], Is("0.0000000000001")),
+    row("", "", "", &["0.1 + 0.2"], Is("0.3")),
+    row("", "", "", &["99999999 * 99999999 * 9"], Fails("beyond 2^53")),
     row("", "", "", &["2 ** x"], Fails("not an arithmetic expression")),
     row("", "", "", &["1 / 0"], Fails("division by zero")),
     row("ClipboardSet", "text", "the text; no clipboard is changed", &["a"], Is("a")),
@@ -469,7 +482,17 @@ async fn the_manual_and_the_front_end_name_the_same_verbs() {
     let dir = tempfile::tempdir().unwrap();
     let skills = run(&lab, dir.path(), &json!({ "operations": [{ "verb": "Mk8Skills", "args": [] }] }));
     let known: Vec<&str> = skills.split("\\n").filter(|line| line.contains(" [") && line.ends_with(']')).collect();
-    let not_here = ["If [", "ForEach [", "Include [", "FileTemplate [", "FilePatch [", "Http", "Net", "OpenUrl"];
+    let not_here = [
+        "If [",
+        "ForEach [",
+        "Include [",
+        "FileTemplate [",
+        "FilePatch [",
+        "ArchiveExtract [",
+        "Http",
+        "Net",
+        "OpenUrl",
+    ];
     let known = known.into_iter().filter(|line| !not_here.iter().any(|not| line.starts_with(not)));
     let mut known: Vec<String> = known.map(str::to_owned).collect();
     let rows = ROWS.iter().filter(|row| !row.verb.is_empty());

@@ -3,7 +3,9 @@
 use super::{Args, Output, VerbError, failed};
 
 const MAX_LENGTH: usize = 256;
-const MAX_DEPTH: usize = 32;
+const MAX_DEPTH: usize = 33;
+/// The largest whole number that is exact, as are all below it.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
 pub(super) fn run(verb: &str, args: Args<'_>) -> Option<Output> {
     (verb == "MathEval").then(|| evaluated(args.text(0)))
@@ -22,10 +24,12 @@ fn evaluated(text: &str) -> Output {
     if !value.is_finite() {
         return failed("the result is not a number");
     }
-    // Results of decimal fractions are shown without the error of their binary form.
-    let rounded = format!("{value:.12}");
-    let shown = rounded.trim_end_matches('0').trim_end_matches('.');
-    Ok(if shown == "-0" { "0".to_owned() } else { shown.to_owned() })
+    if value.abs() > MAX_EXACT {
+        return failed("the result is beyond 2^53, from which on numbers are not exact");
+    }
+    // Fifteen significant digits are shown, without the error of the binary form.
+    let rounded: f64 = format!("{value:.14e}").parse().unwrap_or(value);
+    Ok(if rounded == 0.0 { "0".to_owned() } else { rounded.to_string() })
 }
 
 fn wrong<T>() -> Result<T, VerbError> {

@@ -49,6 +49,15 @@ fn parts(format: &str) -> Result<Vec<Part>, VerbError> {
             _ => return failed("a format has the fields y M d H m s f, and - / : . , _ T Z and blanks"),
         }
     }
+    let is_known = |part: &Part| match part {
+        Part::Text(_) => true,
+        Part::Field('y', width) => matches!(width, 2 | 4),
+        Part::Field('f', width) => *width <= 9,
+        Part::Field(_, width) => *width <= 2,
+    };
+    if !parts.iter().all(is_known) {
+        return failed("a format has yyyy or yy, one or two of M d H m s, and up to nine f");
+    }
     Ok(parts)
 }
 
@@ -107,7 +116,8 @@ fn by_format(text: &str, format: &str) -> Result<OffsetDateTime, VerbError> {
             Part::Field(field, width) => {
                 let digits = rest.bytes().take(width).take_while(u8::is_ascii_digit).count();
                 // A field of one letter may have two digits.
-                let more = rest.as_bytes().get(1).is_some_and(u8::is_ascii_digit) && width == 1 && field != 'f';
+                let more =
+                    digits == 1 && rest.as_bytes().get(1).is_some_and(u8::is_ascii_digit) && width == 1 && field != 'f';
                 let (number, after) = rest.split_at(if more { 2 } else { digits });
                 if number.len() < width {
                     return Err(wrong());
@@ -137,5 +147,6 @@ fn by_format(text: &str, format: &str) -> Result<OffsetDateTime, VerbError> {
     let month = Month::try_from(month).map_err(|_| wrong())?;
     let date = Date::from_calendar_date(year, month, day).map_err(|_| wrong())?;
     let time = Time::from_hms(hour, minute, second).map_err(|_| wrong())?;
-    date.with_time(time).assume_utc().checked_add(Duration::nanoseconds(nanoseconds.into())).ok_or_else(wrong)
+    let moment = date.with_time(time).assume_utc().checked_add(Duration::nanoseconds(nanoseconds.into()));
+    moment.filter(|moment| SECONDS.contains(&moment.unix_timestamp())).ok_or_else(wrong)
 }

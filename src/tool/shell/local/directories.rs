@@ -74,6 +74,9 @@ fn files(
     mut visit: impl FnMut(&WorkspacePath, &str, &str) -> Result<(), VerbError>,
 ) -> Result<(), VerbError> {
     workspace.walk(path, ALL, &mut |at, entry| {
+        if entry.is_unusable {
+            return failed(format!("'{at}' has a name that no path can have: not UTF-8, or with control characters"));
+        }
         if entry.kind == FileType::RegularFile {
             let beneath = at.as_str().strip_prefix(path.as_str()).unwrap_or_default().trim_start_matches('/');
             visit(at, beneath, &entry.name)?;

@@ -100,14 +100,21 @@ pub(super) fn write(path: &WorkspacePath, text: &str, workspace: &Workspace) -> 
 }
 
 fn append(path: &WorkspacePath, text: &str, workspace: &Workspace) -> Output {
+    workspace.lock()?;
+    let appended = append_locked(path, text, workspace);
+    workspace.unlock();
+    let size = appended?;
+    Ok(format!("wrote {} bytes to {path}, which has {size} bytes now", text.len()))
+}
+
+fn append_locked(path: &WorkspacePath, text: &str, workspace: &Workspace) -> Result<u64, VerbError> {
     let is_there = workspace.stat(path)?.is_some();
-    let size = workspace.write(path, |file| {
+    workspace.write(path, |file| {
         if is_there {
             workspace.read_pieces(path, |piece| file.put(piece).map(|()| true))?;
         }
         file.put(text.as_bytes())
-    })?;
-    Ok(format!("wrote {} bytes to {path}, which has {size} bytes now", text.len()))
+    })
 }
 
 fn copy(args: Args<'_>, at: usize, workspace: &Workspace) -> Output {
@@ -166,7 +173,7 @@ fn glob(path: &WorkspacePath, names: &str, workspace: &Workspace) -> Output {
     workspace.walk(path, GLOB_DEPTH, &mut |at, entry| {
         let beneath = at.as_str().strip_prefix(path.as_str()).unwrap_or_default().trim_start_matches('/');
         let fits = if is_path { matcher.is_match(beneath) } else { matcher.is_match(&entry.name) };
-        if entry.kind == FileType::RegularFile && fits {
+        if entry.kind == FileType::RegularFile && fits && !entry.is_unusable {
             lines.push(at.as_str());
         }
         Ok(Next::Deeper)

@@ -95,7 +95,10 @@ fn merged(first: &str, second: &str) -> Output {
 }
 
 fn pairs(args: Args<'_>) -> Output {
-    if !args.0.len().is_multiple_of(2) || args.0.len() > MAX_ENTRIES.saturating_mul(2) {
+    if !args.0.len().is_multiple_of(2) {
+        return failed("each key needs a value");
+    }
+    if args.0.len() > MAX_ENTRIES.saturating_mul(2) {
         return failed(format!("JsonFromPairs takes at most {MAX_ENTRIES} pairs of a key and a value"));
     }
     let mut members = Map::new();
@@ -111,7 +114,9 @@ fn get(input: &str, key: &str) -> Output {
     let input = parsed(input)?;
     let found = match &input {
         Value::Object(members) => members.get(key),
-        Value::Array(items) => key.parse::<usize>().ok().and_then(|index| items.get(index)),
+        Value::Array(items) => {
+            key.parse::<usize>().ok().filter(|index| index.to_string() == key).and_then(|index| items.get(index))
+        }
         _ => return failed("not a JSON object or array"),
     };
     found.map(shown).map_or_else(|| failed("no value has this key or index"), Ok)

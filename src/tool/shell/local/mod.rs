@@ -1,5 +1,6 @@
 //! The verbs that run in the confined process. None has an effect beyond the workspace.
 
+mod archives;
 mod calculation;
 mod date;
 mod directories;
@@ -23,6 +24,10 @@ use super::workspace::Workspace;
 /// Maximum size of an output, in bytes. A longer one is an error, or truncated where lines are listed.
 pub(super) const MAX_OUTPUT: usize = 1 << 20;
 
+/// Maximum memory of a compiled regular expression, in bytes.
+const MAX_REGEX: usize = 1 << 20;
+const MAX_PATTERN: usize = 4096;
+
 /// A verb has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum VerbError {
@@ -30,6 +35,8 @@ pub(super) enum VerbError {
     Denied(String),
     #[error("{0}")]
     Failed(String),
+    #[error("the time is over")]
+    TimedOut,
     /// The file or directory does not exist.
     #[error("{0}")]
     Missing(String),
@@ -87,6 +94,7 @@ pub(super) fn run(request: &Request, workspace: &Workspace) -> Output {
         .or_else(|| calculation::run(verb, args))
         .or_else(|| files::run(verb, args, workspace))
         .or_else(|| directories::run(verb, args, workspace))
+        .or_else(|| archives::run(verb, args, workspace))
         .or_else(|| edits::run(request, workspace))
         .or_else(|| system::run(verb, args, workspace));
     let output = output.unwrap_or_else(|| Err(VerbError::Denied(format!("{verb} is not served"))))?;
@@ -100,8 +108,16 @@ fn truth(is_true: bool) -> Output {
     Ok(if is_true { "True" } else { "False" }.to_owned())
 }
 
+/// Compiles a regular expression, which takes time linear in the text.
 fn pattern(text: &str) -> Result<regex::Regex, VerbError> {
-    super::regex(text).map_err(VerbError::Failed)
+    if text.len() > MAX_PATTERN {
+        return failed(format!("a regular expression has at most {MAX_PATTERN} bytes"));
+    }
+    let built = regex::RegexBuilder::new(text).size_limit(MAX_REGEX).dfa_size_limit(MAX_REGEX).build();
+    built.map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => VerbError::Failed("the regular expression is too large".to_owned()),
+        _ => VerbError::Failed(format!("not a regular expression: {}", crate::tool::messages::name(text))),
+    })
 }
 
 /// Lines of an output, of which those that are too many are left out with a note.

@@ -13,7 +13,9 @@ pub(super) fn run(verb: &str, args: Args<'_>) -> Option<Output> {
     };
     let done = |text: &str| Ok(text.to_owned());
     Some(match verb {
-        "PathJoin" if args.0.len() > MAX_PARTS => failed(format!("PathJoin takes at most {MAX_PARTS} parts")),
+        "PathJoin" if args.0.is_empty() || args.0.len() > MAX_PARTS => {
+            failed(format!("PathJoin takes 1 to {MAX_PARTS} parts"))
+        }
         "PathJoin" => Ok(joined(args.0)),
         "PathDir" => done(directory),
         "PathFile" => done(file),

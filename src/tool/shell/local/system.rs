@@ -2,11 +2,9 @@
 //! machine, and the outputs say so.
 
 use super::{Args, Output, VerbError, failed};
+use crate::tool::shell::confinement::MEMORY;
 use crate::tool::shell::path::{Access, WORKSPACE};
 use crate::tool::shell::workspace::Workspace;
-
-/// The limit on the memory of the process, in bytes.
-const MEMORY: u64 = 1 << 30;
 
 pub(super) fn run(verb: &str, args: Args<'_>, workspace: &Workspace) -> Option<Output> {
     let done = |text: &str| Ok(text.to_owned());

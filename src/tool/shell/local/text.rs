@@ -25,7 +25,7 @@ pub(super) fn run(verb: &str, args: Args<'_>) -> Option<Output> {
         "TextRemove" => replaced(input, second, ""),
         "TextSplit" if second.is_empty() => failed("the delimiter is not empty"),
         "TextSplit" => Ok(joined(input.split(second))),
-        "TextJoin" if args.0.len() > MAX_PARTS => failed("TextJoin takes at most 32 parts"),
+        "TextJoin" if !(2..=MAX_PARTS).contains(&args.0.len()) => failed("TextJoin takes 1 to 32 parts"),
         "TextJoin" => Ok(args.0.get(1..).unwrap_or_default().join(input)),
         "TextTrim" => done(input.trim()),
         "TextLength" => Ok(input.chars().count().to_string()),
@@ -202,7 +202,10 @@ fn table(input: &str, delimiter: &str) -> Output {
         return failed(format!("the output has more than {MAX_OUTPUT} bytes"));
     }
     let line = |row: &Vec<&str>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let cells = row.iter().zip(&widths).map(|(cell, width)| {
+            let blanks = width.saturating_sub(cell.chars().count());
+            format!("{cell}{}", " ".repeat(blanks))
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     Ok(rows.iter().map(line).collect::<Vec<_>>().join("\n"))

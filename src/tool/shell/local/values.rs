@@ -56,8 +56,13 @@ fn random(args: Args<'_>) -> Output {
 
 /// Returns the first version in a text.
 fn version(text: &str) -> Output {
-    let pattern = pattern(r"\d{1,9}(\.\d{1,9}){1,3}")?;
-    pattern.find(text).map_or_else(|| failed("no version is in the text"), |found| Ok(found.as_str().to_owned()))
+    let pattern = pattern(r"[0-9]+(\.[0-9]+)+")?;
+    let Some(found) = pattern.find(text) else { return failed("no version, such as 1.2 or 1.2.3, is in the text") };
+    let parts: Vec<&str> = found.as_str().split('.').collect();
+    if parts.len() > 4 || parts.iter().any(|part| part.len() > 9) {
+        return failed("a version has 2 to 4 numbers of at most 9 digits");
+    }
+    Ok(found.as_str().to_owned())
 }
 
 /// Compares by numbers. A part that is missing is 0.
@@ -106,7 +111,8 @@ fn converted(args: Args<'_>) -> Output {
 pub(super) fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KB", "MB", "GB", "TB"] {
-        if value < 1024.0 {
+        // A value that is rounded to 1024.00 is shown with the next unit.
+        if value < 1023.995 || (unit == "B" && count < 1024) {
             return if unit == "B" { format!("{count} B") } else { format!("{value:.2} {unit}") };
         }
         value /= 1024.0;
@@ -116,10 +122,10 @@ pub(super) fn bytes(count: u64) -> String {
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the number is from 0 to 1e12")]
 fn duration(seconds: f64) -> String {
-    if seconds < 1.0 {
-        return format!("{}ms", (seconds * 1000.0).round());
+    if seconds < 0.9995 {
+        return format!("{}ms", (seconds * 1000.0).round().abs());
     }
-    if seconds < 60.0 {
+    if seconds < 59.95 {
         let rounded = (seconds * 10.0).round() / 10.0;
         return format!("{rounded}s");
     }
