@@ -87,7 +87,7 @@ fn serve() -> io::Result<()> {
     if confined.is_err() {
         return Ok(());
     }
-    let mut workspace = Workspace::new(directory);
+    let mut workspace = Workspace::new(directory)?;
     while let Some(request) = receive::<Request>(&mut socket)? {
         let time = Duration::from_millis(request.milliseconds);
         workspace.until = Instant::now().checked_add(time).unwrap_or_else(Instant::now);

@@ -2,18 +2,21 @@
 //! first step runs is judged. All problems are collected.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::options::Options;
-use super::path::{Access, WORKSPACE, WorkspacePath};
+use super::path::{WORKSPACE, WorkspacePath};
 use super::sandbox::Sandbox;
 use super::script::{Detail, MAX_OPERATIONS, Operation, Predicate, Problems, Script, read_all};
-use super::table::Verb;
+use super::table::{Verb, access};
 use crate::tool::messages;
 
-const MAX_CAPTURES: usize = 16;
+pub(super) const MAX_CAPTURES: usize = 16;
 /// Maximum size of the arguments of an operation, in bytes.
 pub(super) const MAX_ARGUMENTS: usize = 4 << 20;
+/// The room that each argument takes besides its text, in bytes.
+const ARGUMENT: usize = 128;
 /// Maximum size of a script when it is expanded, in bytes.
 const MAX_EXPANDED: usize = 16 << 20;
 /// Names that no capture and no variable of a sandbox has.
@@ -53,7 +56,8 @@ pub(super) struct Guard {
     /// The `If` that it belongs to. It is decided once, also if it is about several steps.
     pub(super) id: usize,
     pub(super) predicate: Predicate,
-    pub(super) args: Vec<Template>,
+    /// Shared by all of its steps.
+    pub(super) args: Arc<[Template]>,
 }
 
 /// An argument, in pieces.
@@ -112,30 +116,6 @@ impl Template {
 struct Item<'a> {
     value: &'a str,
     index: usize,
-}
-
-/// Returns what an operation does with the path in this argument, if it is one.
-pub(super) fn access(verb: &str, index: usize) -> Option<Access> {
-    let is_even = index.is_multiple_of(2);
-    match (verb, index) {
-        (
-            "FileRead" | "FileExists" | "FileInfo" | "FileHash" | "FileLineCount" | "FileHead" | "FileTail"
-            | "FileSearch" | "FileSearchRegex" | "FileGlob" | "FileMimeType" | "FileEncoding" | "FileChecksum"
-            | "FileAge" | "FileNewerThan" | "FileList" | "DirList" | "DirExists" | "DirTree" | "DirFileCount"
-            | "DirEmpty" | "DirHash" | "SysDiskUsage" | "SysDirSize" | "FileCopy" | "ArchiveExtract",
-            0,
-        )
-        | ("FileEqual" | "FileDiff" | "DirCompare", _) => Some(Access::Read),
-        ("FileDelete" | "DirCreate" | "DirDelete" | "FileMove", 0) | ("FileDeleteMany", _) => Some(Access::Change),
-        ("FileWrite" | "FileAppend" | "FileTemplate" | "FilePatch", 0) | ("FileCopy" | "FileMove", 1) => {
-            Some(Access::Write)
-        }
-        // The directory may be the workspace itself; its entries are checked when they are known.
-        ("ArchiveExtract", 1) => Some(Access::Read),
-        ("FileWriteMany", _) if is_even => Some(Access::Write),
-        ("FileCopyMany", _) => Some(if is_even { Access::Read } else { Access::Write }),
-        _ => None,
-    }
 }
 
 /// Compiles a script.
@@ -247,7 +227,7 @@ impl Compiler<'_> {
                 }
                 self.check_condition(*predicate, &templates, place);
                 self.guards = self.guards.saturating_add(1);
-                let guard = Guard { id: self.guards, predicate: *predicate, args: templates };
+                let guard = Guard { id: self.guards, predicate: *predicate, args: templates.into() };
                 let guards = [guards, &[guard]].concat();
                 self.expand(then, Around { guards: &guards, ..around });
             }
@@ -359,7 +339,7 @@ impl Compiler<'_> {
             args,
             guards: guards.to_vec(),
             extra,
-            within: operation.within.unwrap_or(self.options.of_step),
+            within: operation.within.unwrap_or(self.options.step_timeout),
             retries: operation.retries.unwrap_or(self.options.retries),
             on_failure: None,
             capture: operation.capture.clone(),
@@ -380,7 +360,7 @@ impl Compiler<'_> {
             _ => return Extra::None,
         };
         let size = texts.iter().map(|text| text.len()).fold(0, usize::saturating_add);
-        self.left = self.left.saturating_sub(size);
+        self.take(size, place);
         if let Some(pattern) = texts.iter().find_map(|text| self.sandbox.blacklisted(text)) {
             let text = blacklisted(pattern);
             self.problems.denied(place, text);
@@ -451,17 +431,22 @@ impl Compiler<'_> {
             }
         }
         known.push_str(rest);
-        let had_room = self.left > 0;
-        // A piece that is not known yet takes room, too.
-        self.left = self.left.saturating_sub(size.saturating_add(pieces.len().saturating_mul(64)));
-        if size > MAX_ARGUMENTS || (had_room && self.left == 0) {
-            self.left = 0;
-            self.problems.wrong(place, "the script is too large when it is expanded");
-        }
+        // So do empty arguments, and pieces that are not known yet.
+        let room = size.saturating_add(pieces.len().saturating_mul(64)).saturating_add(ARGUMENT);
+        self.take(if size > MAX_ARGUMENTS { usize::MAX } else { room }, place);
         if !known.is_empty() || pieces.is_empty() {
             pieces.push(Piece::Text(known));
         }
         Template(pieces)
+    }
+
+    /// Takes room for a part of the expanded script. If there is none left, the script has a problem, and nothing more is expanded.
+    fn take(&mut self, size: usize, place: &str) {
+        let had_room = self.left > 0;
+        self.left = self.left.saturating_sub(size);
+        if had_room && self.left == 0 {
+            self.problems.wrong(place, "the script is too large when it is expanded");
+        }
     }
 
     /// Returns the value of a variable. A name that is none stays as it is.

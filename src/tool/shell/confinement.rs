@@ -141,7 +141,7 @@ fn filter_system_calls() -> Result<(), seccompiler::Error> {
     };
     let without =
         |argument: u8, bits: i32| condition(argument, SeccompCmpOp::MaskedEq(u64::from(bits.unsigned_abs())), 0);
-    // No memory becomes a program, and no file one that has more rights.
+    // No memory becomes a program. A file that is there gets no execute or set-user-ID bits.
     rules.insert(libc::SYS_mmap, vec![without(2, libc::PROT_EXEC)?]);
     rules.insert(libc::SYS_mprotect, vec![without(2, libc::PROT_EXEC)?]);
     rules.insert(libc::SYS_fchmod, vec![without(1, 0o7111)?]);

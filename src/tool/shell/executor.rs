@@ -14,7 +14,6 @@ use tokio::time::timeout;
 
 use super::child::{COMMAND, MAX_MESSAGE, Reply, ReplyState, Request, Setup};
 use super::sandbox::{Confinement, Sandbox};
-use super::workspace::MAX_FILE;
 use crate::tool::outcome::State;
 use crate::tool::verbs::VerbResult;
 
@@ -51,7 +50,10 @@ impl<'a> Executor<'a> {
         request.may_write = self.may_write;
         let mut running = match self.running.take() {
             Some(running) => running,
-            None => match timeout(START, self.start()).await.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
+            None => match timeout(START.min(within), self.start())
+                .await
+                .unwrap_or_else(|_| Err("it does not answer".to_owned()))
+            {
                 Ok(running) => running,
                 Err(why) => {
                     return VerbResult::denied(&format!("the process of the sandbox is not started: {why}"));
@@ -68,13 +70,15 @@ impl<'a> Executor<'a> {
                 VerbResult { state: State::from(reply.state), text: reply.text }
             }
             Ok(Err(_)) => {
-                self.may_write = self.may_write.saturating_sub(MAX_FILE);
+                // It may have written all of that.
+                self.may_write = 0;
                 VerbResult::failed(
                     "the process of the sandbox has ended: a limit on memory or processor time, or an error in it",
                 )
             }
             Err(_) => {
-                self.may_write = self.may_write.saturating_sub(MAX_FILE);
+                // It may have written all of that.
+                self.may_write = 0;
                 VerbResult::failed(&format!("exceeded its {limit}, and was ended"))
             }
         }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::compile::MAX_CAPTURES;
 use super::sandbox::Sandbox;
+use super::script::{MAX_DEPTH, MAX_OPERATIONS};
 use super::{path, table};
 use crate::tool::verbs::VerbResult;
 
@@ -120,7 +122,7 @@ fn skills(sandbox: &Sandbox) -> String {
     text.push_str(&format!(
         "\nNo script writes files named {}, files with the extensions {}, or anything in .git.\n\
          Paths are relative to the workspace, without '..'; links are not followed.\n\
-         A script has at most 1024 operations, 16 captures and a nesting of 3.",
+         A script has at most {MAX_OPERATIONS} operations, {MAX_CAPTURES} captures and a nesting of {MAX_DEPTH}.",
         names.join(", "),
         extensions.join(", ")
     ));

@@ -56,7 +56,7 @@ pub(super) async fn run(
     sandboxes: &Sandboxes,
     context: Context<'_>,
 ) -> Option<VerbResult> {
-    let own = Sandbox::of_task(task);
+    let own = Sandbox::without_directory(task);
     let (sandbox, confinement) = match sandboxes.named(name) {
         Some((sandbox, confinement)) => (sandbox, Some(confinement)),
         None if name == task => (&own, None),

@@ -11,8 +11,8 @@ use crate::tool::messages;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) failure_mode: FailureMode,
-    pub(super) of_script: Duration,
-    pub(super) of_step: Duration,
+    pub(super) script_timeout: Duration,
+    pub(super) step_timeout: Duration,
     /// How often a failed step is repeated.
     pub(super) retries: u32,
     /// The time before the first repetition. It doubles with each.
@@ -33,7 +33,7 @@ pub(super) enum FailureMode {
     CleanUp,
 }
 
-const MAX_OUTPUT: usize = 1_048_576;
+pub(super) const MAX_OUTPUT: usize = 1_048_576;
 const MAX_ERROR: usize = 262_144;
 
 impl Default for Options {
@@ -43,8 +43,8 @@ impl Default for Options {
             retries: 0,
             retry_delay: Duration::from_secs(2),
             pipes: false,
-            of_script: Duration::from_secs(300),
-            of_step: Duration::from_secs(30),
+            script_timeout: Duration::from_secs(300),
+            step_timeout: Duration::from_secs(30),
             max_output: MAX_OUTPUT,
             max_error: MAX_ERROR,
         }
@@ -65,8 +65,8 @@ impl Options {
     fn set(&mut self, name: &str, value: &Value) -> Result<(), String> {
         match (name, value) {
             ("failureMode", value) => self.failure_mode = FailureMode::read(value)?,
-            ("scriptTimeout", value) => self.of_script = span(name, value)?,
-            ("stepTimeout", value) => self.of_step = span(name, value)?,
+            ("scriptTimeout", value) => self.script_timeout = span(name, value)?,
+            ("stepTimeout", value) => self.step_timeout = span(name, value)?,
             ("maxOutputBytes", value) => self.max_output = size(name, value, MAX_OUTPUT)?,
             ("maxErrorBytes", value) => self.max_error = size(name, value, MAX_ERROR)?,
             ("maxRetries", value) => self.retries = retries(value)?,
@@ -132,8 +132,8 @@ mod tests {
     fn options_have_defaults() {
         let want = Options {
             failure_mode: FailureMode::CleanUp,
-            of_script: Duration::from_secs(3_723),
-            of_step: Duration::from_secs(1),
+            script_timeout: Duration::from_secs(3_723),
+            step_timeout: Duration::from_secs(1),
             retries: 3,
             retry_delay: Duration::from_secs(4),
             max_output: 10,

@@ -129,7 +129,7 @@ impl WorkspacePath {
         if self.is_root() {
             return Err(PathError::Root);
         }
-        let names: Vec<String> = self.0.split('/').map(folded).collect();
+        let names: Vec<String> = self.0.split('/').map(folded_name).collect();
         if names.iter().any(|name| name.ends_with(".git") || name.starts_with("git~")) {
             return Err(PathError::Git);
         }
@@ -163,6 +163,11 @@ impl WorkspacePath {
         if self.is_root() { Self(name.to_owned()) } else { Self(format!("{}/{name}", self.0)) }
     }
 
+    /// Returns the path as file systems may compare it.
+    pub(super) fn folded(&self) -> String {
+        self.0.split('/').map(folded_name).collect::<Vec<_>>().join("/")
+    }
+
     /// Returns the directory that it is in, and its name. The workspace has none.
     pub(super) fn split(&self) -> Option<(Self, &str)> {
         if self.is_root() {
@@ -175,15 +180,35 @@ impl WorkspacePath {
 
 /// Returns a name as file systems compare it that ignore case, trailing dots and blanks, invisible characters (HFS+), or what is after a
 /// colon (NTFS).
-fn folded(name: &str) -> String {
-    let is_invisible = |c: char| {
-        matches!(c, '\u{ad}' | '\u{34f}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}')
-    };
+fn folded_name(name: &str) -> String {
     let before = name.split(':').next().unwrap_or_default();
-    let visible = before.chars().filter(|c| !is_invisible(*c)).map(|c| if c == 'ſ' { 's' } else { c });
-    let lower: String = visible.flat_map(char::to_lowercase).collect();
-    lower.trim_end_matches(['.', ' ']).to_owned()
+    let visible = before.chars().filter(|c| !is_ignorable(*c));
+    let mut folded = String::with_capacity(before.len());
+    for c in visible {
+        match c {
+            'ſ' => folded.push('s'),
+            '\u{fb00}' => folded.push_str("ff"),
+            '\u{fb01}' => folded.push_str("fi"),
+            '\u{fb02}' => folded.push_str("fl"),
+            '\u{fb03}' => folded.push_str("ffi"),
+            '\u{fb04}' => folded.push_str("ffl"),
+            '\u{fb05}' | '\u{fb06}' => folded.push_str("st"),
+            c => folded.extend(c.to_lowercase()),
+        }
+    }
+    folded.truncate(folded.trim_end_matches(['.', ' ']).len());
+    folded
+}
+
+/// Returns whether file systems may ignore a character (Unicode's Default_Ignorable_Code_Point).
+fn is_ignorable(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
+    )
 }
 
 impl fmt::Display for WorkspacePath {
@@ -254,6 +279,8 @@ mod tests {
             (".git::$INDEX_ALLOCATION/x", Err(PathError::Git)),
             ("Makefile::$DATA", Err(PathError::BlockedName)),
             (".ba\u{17f}hrc", Err(PathError::BlockedName)),
+            ("Make\u{fb01}le", Err(PathError::BlockedName)),
+            (".gi\u{3164}t/x", Err(PathError::Git)),
             ("r/HEAD", Err(PathError::BlockedName)),
             ("a/Makefile", Err(PathError::BlockedName)),
             ("DOCKERFILE", Err(PathError::BlockedName)),

@@ -124,22 +124,22 @@ impl Sandbox {
     fn read(given: &str) -> Result<Self, SandboxError> {
         let parts = given.split_once('=').filter(|(name, directory)| is_name(name) && !directory.is_empty());
         let (name, directory) = parts.ok_or_else(|| SandboxError::Form(given.to_owned()))?;
-        Self::at(name, Path::new(directory))
+        Self::open(name, Path::new(directory))
     }
 
     /// Opens the directory of a sandbox.
-    pub(super) fn at(name: &str, directory: &Path) -> Result<Self, SandboxError> {
+    pub(super) fn open(name: &str, directory: &Path) -> Result<Self, SandboxError> {
         let failed = |source| SandboxError::Directory { name: name.to_owned(), directory: directory.into(), source };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(directory, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
         if std::fs::canonicalize(directory).map_err(failed)? == Path::new("/") {
             return Err(SandboxError::Root(name.to_owned()));
         }
-        Ok(Self { directory: Some(opened), ..Self::of_task(name) })
+        Ok(Self { directory: Some(opened), ..Self::without_directory(name) })
     }
 
     /// Returns a task's own sandbox, which has no directory.
-    pub(super) fn of_task(name: &str) -> Self {
+    pub(super) fn without_directory(name: &str) -> Self {
         let user = std::env::var("USER").ok().filter(|user| is_user(user));
         Self {
             name: name.to_owned(),

@@ -86,7 +86,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
             }
         }
         let blacklist = Blacklist::new(&entry.blacklist).map_err(|error| at("blacklist", &error.to_string()))?;
-        let mut sandbox = Sandbox::at(&name, &base.join(&entry.directory))?;
+        let mut sandbox = Sandbox::open(&name, &base.join(&entry.directory))?;
         sandbox.resource = entry.resource;
         sandbox.variables = entry.env;
         sandbox.fragments = entry.fragments;

@@ -11,9 +11,10 @@ use crate::tool::messages;
 /// Maximum number of operations, before and after expansion.
 pub(super) const MAX_OPERATIONS: usize = 1024;
 /// Maximum nesting of control flow.
-const MAX_DEPTH: usize = 3;
+pub(super) const MAX_DEPTH: usize = 3;
 const MAX_ITEMS: usize = 256;
 const MAX_LABEL: usize = 64;
+const MAX_ARGUMENTS: usize = 256;
 const MAX_RETRIES: u64 = 10;
 const MAX_TEMPLATE_KEYS: usize = 64;
 const MAX_PATCHES: usize = 32;
@@ -236,6 +237,10 @@ fn operation(one: &Value, place: String, depth: usize, problems: &mut Problems) 
         problems.wrong(&place, NEEDED);
         return None;
     };
+    if args.len() > MAX_ARGUMENTS {
+        problems.wrong(&place, format!("an operation has at most {MAX_ARGUMENTS} arguments"));
+        return None;
+    }
     if !verb.takes(args.len()) {
         problems.wrong(&place, format!("{} takes [{}]", verb.name, verb.takes));
     }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::Executor;
 use super::compile::{Extra, Guard, MAX_ARGUMENTS, Program, RunValues, Step, Template, check_argument};
 use super::front_end;
-use super::options::FailureMode;
+use super::options::{FailureMode, MAX_OUTPUT};
 use super::sandbox::Sandbox;
 use super::script::Predicate;
 use super::table::{Place, runs_in};
@@ -85,18 +85,20 @@ pub(super) async fn run(
 impl<'a> Run<'a> {
     /// Runs the step at this position, if its conditions hold.
     async fn reach(&mut self, step: &'a Step, at: usize) -> Next {
-        let left = self.program.options.of_script.saturating_sub(self.started.elapsed());
+        let left = self.program.options.script_timeout.saturating_sub(self.started.elapsed());
         if left.is_zero() {
             self.keep(step, VerbResult::failed("not run: the script exceeded its scriptTimeout"));
             return Next::End;
         }
         let following = Next::Step(at.saturating_add(1));
-        let done = match self.guards_hold(step, left).await {
+        let deadline = self.started.checked_add(self.program.options.script_timeout);
+        let rest = || deadline.map_or(left, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let done = match self.guards_hold(step, &rest).await {
             Ok(false) => {
                 self.reached.push(Reached { step, done: None });
                 return following;
             }
-            Ok(true) => self.repeat(step, left).await,
+            Ok(true) => self.repeat(step, rest()).await,
             Err(done) => done,
         };
         if done.state == State::AwaitingApproval {
@@ -104,7 +106,7 @@ impl<'a> Run<'a> {
         }
         let is_error = done.state != State::Completed;
         self.keep(step, done);
-        let is_over = self.started.elapsed() >= self.program.options.of_script;
+        let is_over = self.started.elapsed() >= self.program.options.script_timeout;
         match (is_error, step.on_failure, self.program.options.failure_mode) {
             (false, ..) => following,
             (true, Some(label), _) if !is_over => Next::Step(label),
@@ -163,6 +165,12 @@ impl<'a> Run<'a> {
                     }
                 };
                 let done = timeout(within, running).await;
+                let done = done.map(|done| match place {
+                    Place::FrontEnd if done.text.len() > MAX_OUTPUT => {
+                        VerbResult::failed(&format!("the output has more than {MAX_OUTPUT} bytes"))
+                    }
+                    _ => done,
+                });
                 done.unwrap_or_else(|_| {
                     let effect = if place == Place::Proxy { "; its requests may have had an effect" } else { "" };
                     VerbResult::failed(&format!("exceeded its {name}{effect}"))
@@ -219,14 +227,18 @@ impl<'a> Run<'a> {
     }
 
     /// Returns whether all conditions of a step hold.
-    async fn guards_hold(&mut self, step: &Step, left: Duration) -> Result<bool, VerbResult> {
+    async fn guards_hold(&mut self, step: &Step, rest: &impl Fn() -> Duration) -> Result<bool, VerbResult> {
         for guard in &step.guards {
             let decided = self.values.decided.get(&guard.id).copied();
             let holds = match decided {
                 Some(holds) => holds,
-                None => self.guard_holds(guard, left.min(step.within)).await?,
+                None => {
+                    let holds = self.guard_holds(guard, rest().min(step.within)).await;
+                    // A condition that has failed is not tried again.
+                    self.values.decided.insert(guard.id, holds.as_ref().is_ok_and(|holds| *holds));
+                    holds?
+                }
             };
-            self.values.decided.insert(guard.id, holds);
             if !holds {
                 return Ok(false);
             }
@@ -277,7 +289,7 @@ impl<'a> Run<'a> {
         while let Some(step) = self.program.cleanup.get(at) {
             at = match self.reach(step, at).await {
                 Next::Step(next) => next,
-                Next::End if self.started.elapsed() < self.program.options.of_script => at.saturating_add(1),
+                Next::End if self.started.elapsed() < self.program.options.script_timeout => at.saturating_add(1),
                 Next::End => break,
                 Next::Waits(_) => {
                     let text = "awaits approval, which a cleanup does not wait for";

@@ -1,5 +1,6 @@
-//! The table of all verbs of mk8.shell: their arguments, and the part of the program that runs them.
+//! The table of all verbs of mk8.shell: their arguments, the part of the program that runs them, and their access to paths.
 
+use super::path::Access;
 use crate::tool::verbs::Network;
 
 /// A verb and its arguments. `?` marks an optional one, `...` any number.
@@ -49,6 +50,30 @@ pub(super) fn runs_in(verb: &str) -> Place {
         _ if verb.starts_with("Mk8") => Place::FrontEnd,
         _ if Network::named(verb).is_some() => Place::Proxy,
         _ => Place::Sandbox,
+    }
+}
+
+/// Returns the access of a verb to the path in this argument, if it is one.
+pub(super) fn access(verb: &str, index: usize) -> Option<Access> {
+    let is_even = index.is_multiple_of(2);
+    match (verb, index) {
+        (
+            "FileRead" | "FileExists" | "FileInfo" | "FileHash" | "FileLineCount" | "FileHead" | "FileTail"
+            | "FileSearch" | "FileSearchRegex" | "FileGlob" | "FileMimeType" | "FileEncoding" | "FileChecksum"
+            | "FileAge" | "FileNewerThan" | "FileList" | "DirList" | "DirExists" | "DirTree" | "DirFileCount"
+            | "DirEmpty" | "DirHash" | "SysDiskUsage" | "SysDirSize" | "FileCopy" | "ArchiveExtract",
+            0,
+        )
+        | ("FileEqual" | "FileDiff" | "DirCompare", _) => Some(Access::Read),
+        ("FileDelete" | "DirCreate" | "DirDelete" | "FileMove", 0) | ("FileDeleteMany", _) => Some(Access::Change),
+        ("FileWrite" | "FileAppend" | "FileTemplate" | "FilePatch", 0) | ("FileCopy" | "FileMove", 1) => {
+            Some(Access::Write)
+        }
+        // The directory may be the workspace itself; its entries are checked when they are known.
+        ("ArchiveExtract", 1) => Some(Access::Read),
+        ("FileWriteMany", _) if is_even => Some(Access::Write),
+        ("FileCopyMany", _) => Some(if is_even { Access::Read } else { Access::Write }),
+        _ => None,
     }
 }
 

@@ -22,6 +22,8 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of entries that a walk visits.
 const MAX_ENTRIES: usize = 200_000;
 const CHUNK: usize = 64 * 1024;
+/// The room that a new file or directory takes besides its content, in bytes.
+const BLOCK: u64 = 4096;
 /// The time between two attempts to get the lock of the workspace.
 const LOCK_POLL: Duration = Duration::from_millis(2);
 
@@ -31,6 +33,8 @@ const USUAL_MODE: Mode = Mode::from_raw_mode(0o644);
 /// The workspace, and the time until which an operation may work.
 pub(super) struct Workspace {
     root: OwnedFd,
+    /// A second handle of the directory, for the lock.
+    lock: OwnedFd,
     pub(super) until: Instant,
     /// The bytes that the script may still write.
     pub(super) may_write: Cell<u64>,
@@ -52,8 +56,13 @@ pub(super) enum Next {
 }
 
 impl Workspace {
-    pub(super) fn new(root: OwnedFd) -> Self {
-        Self { root, until: Instant::now(), may_write: Cell::new(0) }
+    /// # Errors
+    /// If the directory cannot be opened a second time.
+    pub(super) fn new(root: OwnedFd) -> io::Result<Self> {
+        // A lock belongs to what has opened the directory, and that handle is this process's alone.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let lock = rustix::fs::openat(&root, ".", flags, Mode::empty())?;
+        Ok(Self { root, lock, until: Instant::now(), may_write: Cell::new(0) })
     }
 
     /// Returns an error if the operation has no time left.
@@ -138,11 +147,13 @@ impl Workspace {
         }
     }
 
-    /// Refuses to change a repository of git that has no work tree, whose hooks and configuration are commands.
-    fn check_no_repository(&self, path: &WorkspacePath) -> Result<(), VerbError> {
+    /// Refuses to change what is beside or beneath a `HEAD`, as in a repository of git that has no work tree: its hooks and its
+    /// configuration are commands. No script writes a file of this name, so it is git's or the operator's.
+    pub(super) fn check_no_repository(&self, path: &WorkspacePath) -> Result<(), VerbError> {
         let mut at = path.clone();
-        while let Some((parent, _)) = at.split().map(|(parent, name)| (parent, name.to_owned())) {
-            if self.stat(&parent.join("HEAD"))?.is_some() && self.stat(&parent.join("objects"))?.is_some() {
+        while let Some(parent) = at.split().map(|(parent, _)| parent) {
+            let head = self.stat(&parent.join("HEAD"))?.map(|stat| kind(&stat));
+            if matches!(head, Some(FileType::RegularFile | FileType::Symlink)) {
                 return Err(VerbError::Denied(format!("'{parent}' is a repository of git, which git alone writes")));
             }
             at = parent;
@@ -150,19 +161,25 @@ impl Workspace {
         Ok(())
     }
 
-    /// Serializes changes of a file that depend on its content, with those of other scripts.
-    pub(super) fn lock(&self) -> Result<(), VerbError> {
+    /// Changes a file depending on its content, while no other script does so.
+    pub(super) fn locked<T>(&self, change: impl FnOnce() -> Result<T, VerbError>) -> Result<T, VerbError> {
         loop {
             self.check_time()?;
-            match rustix::fs::flock(&self.root, FlockOperation::NonBlockingLockExclusive) {
+            match rustix::fs::flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::AGAIN) => std::thread::sleep(LOCK_POLL),
-                result => return result.map_err(|error| VerbError::Failed(io::Error::from(error).kind().to_string())),
+                result => {
+                    break result.map_err(|error| VerbError::Failed(io::Error::from(error).kind().to_string()))?;
+                }
             }
         }
+        let changed = change();
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+        changed
     }
 
-    pub(super) fn unlock(&self) {
-        let _ = rustix::fs::flock(&self.root, FlockOperation::Unlock);
+    /// Takes from the bytes that the script may still write.
+    fn take(&self, bytes: u64) -> Result<(), VerbError> {
+        take(&self.may_write, bytes)
     }
 
     /// Opens the directory that a path is in, to change something there.
@@ -185,10 +202,13 @@ impl Workspace {
         path: &WorkspacePath,
         fill: impl FnOnce(&mut Bounded<'_>) -> Result<(), VerbError>,
     ) -> Result<u64, VerbError> {
+        self.take(BLOCK)?;
         let (parent, name) = self.parent(path)?;
-        let mut mode = USUAL_MODE;
+        let mut kept_mode = None;
         match rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if kind(&stat) == FileType::RegularFile => mode = Mode::from_raw_mode(stat.st_mode & 0o666),
+            Ok(stat) if kind(&stat) == FileType::RegularFile => {
+                kept_mode = Some(Mode::from_raw_mode(stat.st_mode & 0o666))
+            }
             Ok(stat) => return Err(VerbError::Failed(format!("'{path}' is {}", kind_name(kind(&stat))))),
             Err(Errno::NOENT) => {}
             Err(error) => return Err(failed(path, error)),
@@ -197,9 +217,9 @@ impl Workspace {
         getrandom::fill(&mut random).map_err(|_| VerbError::Failed("no random numbers".to_owned()))?;
         let partial = format!("{PARTIAL}{:016x}", u64::from_ne_bytes(random));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(&parent, &*partial, flags, mode).map_err(|error| failed(path, error))?;
+        let file = rustix::fs::openat(&parent, &*partial, flags, USUAL_MODE).map_err(|error| failed(path, error))?;
         // A file that is replaced keeps its permissions whatever the umask is, but no new content can be executed.
-        if mode != USUAL_MODE {
+        if let Some(mode) = kept_mode {
             let _ = rustix::fs::fchmod(&file, mode);
         }
         let mut file = Bounded { file: File::from(file), left: MAX_FILE, of_script: &self.may_write };
@@ -217,6 +237,9 @@ impl Workspace {
 
     /// Moves a file. It replaces a file, and nothing else.
     pub(super) fn rename(&self, from: &WorkspacePath, to: &WorkspacePath) -> Result<(), VerbError> {
+        if from.split().is_some_and(|(_, name)| name.starts_with(PARTIAL)) {
+            return Err(VerbError::Denied(format!("'{from}' is not complete; it can only be deleted")));
+        }
         if !self.has(from, FileType::RegularFile)? {
             return Err(VerbError::Failed(format!("'{from}' is no file")));
         }
@@ -249,6 +272,7 @@ impl Workspace {
         for name in path.as_str().split('/') {
             let parent = self.open_at(&at, OFlags::RDONLY | OFlags::DIRECTORY)?;
             at = at.join(name);
+            self.take(BLOCK)?;
             match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(failed(&at, error)),
@@ -372,10 +396,15 @@ impl Bounded<'_> {
     pub(super) fn put(&mut self, bytes: &[u8]) -> Result<(), VerbError> {
         let left = self.left.checked_sub(bytes.len() as u64);
         self.left = left.ok_or_else(|| VerbError::Failed(format!("a file has at most {} MiB", MAX_FILE >> 20)))?;
-        let of_script = self.of_script.get().checked_sub(bytes.len() as u64);
-        self.of_script.set(of_script.ok_or_else(|| VerbError::Failed("a script writes at most 1 GiB".to_owned()))?);
+        take(self.of_script, bytes.len() as u64)?;
         self.file.write_all(bytes).map_err(|error| VerbError::Failed(format!("cannot be written: {}", error.kind())))
     }
+}
+
+fn take(of_script: &Cell<u64>, bytes: u64) -> Result<(), VerbError> {
+    let left = of_script.get().checked_sub(bytes);
+    of_script.set(left.ok_or_else(|| VerbError::Failed("a script writes at most 1 GiB".to_owned()))?);
+    Ok(())
 }
 
 fn too_deep<T>() -> Result<T, VerbError> {

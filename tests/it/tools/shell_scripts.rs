@@ -451,6 +451,8 @@ async fn an_archive_is_extracted_whole_or_not_at_all() {
             zip(&[("first.txt", 0o644, b"x"), ("a/Makefile", 0o644, b"x")]),
             "run or loaded by other programs",
         ),
+        ("repo.tar", tar(&[("bare/config", Regular, b"x"), ("bare/objects/", Directory, b"")]), "git alone writes"),
+        ("dot.zip", zip(&[("first.txt", 0o644, b"x"), ("first.txt.", 0o644, b"x")]), "twice"),
         (
             "git.tgz",
             gzip(&tar(&[("first.txt", Regular, b"x"), (".GIT/hooks/x", Regular, b"x")])),
@@ -477,6 +479,8 @@ async fn an_archive_is_extracted_whole_or_not_at_all() {
         fs::write(work.join(name), bytes).unwrap();
     }
     fs::create_dir_all(work.join("in-the-way/a/b.txt")).unwrap();
+    fs::create_dir_all(work.join("out/bare")).unwrap();
+    fs::write(work.join("out/bare/HEAD"), "ref: x").unwrap();
     let more =
         [operation("ArchiveExtract", &["good.zip", "in-the-way"]), operation("ArchiveExtract", &["good.zip", "."])];
     let outputs =
@@ -491,6 +495,10 @@ async fn an_archive_is_extracted_whole_or_not_at_all() {
     assert_eq!(mode & 0o7777, 0o644);
 }
 
+fn mib_capture() -> Value {
+    with(operation("TextRepeat", &[&"x".repeat(4096), "256"]), &json!({ "captureAs": "A" }))
+}
+
 /// What the front-end itself holds of a script is limited before it is made, and so is the result.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_script_that_grows_has_an_end() {
@@ -502,7 +510,21 @@ async fn a_script_that_grows_has_an_end() {
     assert_eq!(line, "Failed error=operation 1, item 1: the script is too large when it is expanded");
     let line = place.run(&json!({ "operations": [each("x", operation("Echo", &[&"b".repeat(100_000)]))] }));
     assert!(line.contains("the script is too large when it is expanded"), "{}", line.len());
-    let mib = with(operation("TextRepeat", &[&"x".repeat(4096), "256"]), &json!({ "captureAs": "A" }));
+    let guard = json!({ "predicate": { "kind": "EnvEquals", "args": ["USER", "$A".repeat(60_000)] }, "then": each("x", operation("Echo", &["x"])) });
+    let operations = [mib_capture(), json!({ "verb": "If", "if": guard })];
+    place.run(&json!({ "operations": operations }));
+    let empty = vec![""; 256];
+    let line = place.run(&json!({ "operations": vec![each("x", operation("JsonArrayFrom", &empty)); 4] }));
+    assert!(line.contains("the script is too large when it is expanded"), "{}", line.len());
+    let line = place.run(&json!({ "operations": [operation("TextJoin", &vec![""; 257])] }));
+    assert_eq!(line, "Failed error=operation 1: an operation has at most 256 arguments");
+    // A part that is too large is no reason to run the rest.
+    let patches = json!({ "patches": [{ "find": "x", "replace": "b".repeat(100_000) }] });
+    let patch = with(operation("FilePatch", &["a.txt"]), &patches);
+    let line = place.run(&json!({ "operations": [each("x", patch), operation("FileWrite", &["late.txt", "x"])] }));
+    assert!(line.contains("the script is too large when it is expanded"), "{}", line.len());
+    assert!(!place.workspace().join("late.txt").exists());
+    let mib = mib_capture();
     let contains = json!({ "predicate": { "kind": "CaptureContains", "args": ["A", "$A".repeat(4000)] }, "then": operation("Echo", &["x"]) });
     let operations = [
         mib.clone(),
@@ -570,7 +592,7 @@ async fn a_script_makes_nothing_that_git_or_the_kernel_runs() {
 
     let place = Place::new().await;
     let work = place.workspace();
-    for dir in ["bare/objects", "bare/hooks", "deep"] {
+    for dir in ["bare/hooks", "deep"] {
         fs::create_dir_all(work.join(dir)).unwrap();
     }
     fs::write(work.join("bare/HEAD"), "ref: refs/heads/x").unwrap();
@@ -594,6 +616,15 @@ async fn a_script_makes_nothing_that_git_or_the_kernel_runs() {
     for ((verb, args, want), output) in rows.iter().zip(&outputs) {
         assert!(output.contains(want), "{verb} {args:?}: {output}");
     }
+    // A directory of this name is none of git's.
+    place.outputs(
+        &json!([
+            operation("DirCreate", &["x/HEAD"]),
+            operation("DirCreate", &["x/objects"]),
+            operation("FileWrite", &["x/a.txt", "x"])
+        ]),
+        &json!({}),
+    );
     let mode = |name: &str| fs::metadata(work.join(name)).unwrap().permissions().mode() & 0o7777;
     assert_eq!((mode("tool.sh"), mode("mine.txt")), (0o666, 0o660));
     for name in ["r/HEAD", "x.git/config", ".gi\u{200c}t/config", "GIT~1/config", "Makefile::$DATA", ".exeat-partial-1"]

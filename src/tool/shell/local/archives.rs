@@ -93,6 +93,7 @@ fn pass(reader: &mut dyn Read, buffer: &mut [u8], left: &mut u64) -> Result<Opti
 
 /// Checks that what is at a path is not in the way of an entry.
 fn check_place(path: &WorkspacePath, kind_of_entry: Kind, workspace: &Workspace) -> Result<(), VerbError> {
+    workspace.check_no_repository(path)?;
     let found = match workspace.stat(path) {
         Ok(found) => found,
         Err(VerbError::Missing(_)) => None,
@@ -110,7 +111,7 @@ type Visit<'v> = dyn FnMut(&WorkspacePath, Kind, &mut dyn Read, &mut u64) -> Res
 /// The entries of an archive so far.
 struct Entries<'a> {
     to: &'a WorkspacePath,
-    /// The paths in lower case, so that none hides another where case does not matter.
+    /// The paths as file systems may compare them, so that none hides another, with the directories that they are in.
     seen: BTreeMap<String, Kind>,
     files: usize,
     /// The bytes that all files may still have.
@@ -196,7 +197,7 @@ impl<'a> Entries<'a> {
         }
         let access = if kind == Kind::File { Access::Write } else { Access::Change };
         path.check(access).map_err(|error| denied(&error.to_string()))?;
-        let key = beneath.as_str().to_lowercase();
+        let key = beneath.folded();
         let above = key.match_indices('/').filter_map(|(at, _)| key.get(..at));
         let is_in_file = above.into_iter().any(|above| self.seen.get(above) == Some(&Kind::File));
         let is_above = kind == Kind::File
@@ -207,6 +208,9 @@ impl<'a> Entries<'a> {
                 .is_some_and(|(other, _)| other.starts_with(&format!("{key}/")));
         if is_in_file || is_above {
             return Err(denied("another entry is a file where this one needs a directory, or the other way round"));
+        }
+        for (at, _) in key.match_indices('/') {
+            self.seen.entry(key.get(..at).unwrap_or_default().to_owned()).or_insert(Kind::Directory);
         }
         if self.seen.insert(key, kind).is_some_and(|other| (other, kind) != (Kind::Directory, Kind::Directory)) {
             return Err(denied("the archive has this name twice, perhaps in another case"));

@@ -9,7 +9,7 @@ pub(super) fn run(request: &Request, workspace: &Workspace) -> Option<Output> {
     let path = || Args(&request.args).path(0, Access::Write);
     Some(match request.verb.as_str() {
         "FileTemplate" => path().and_then(|path| template(request, &path, workspace)),
-        "FilePatch" => path().and_then(|path| patch(&request.patches, &path, workspace)),
+        "FilePatch" => path().and_then(|path| workspace.locked(|| patch(&request.patches, &path, workspace))),
         _ => return None,
     })
 }

@@ -100,10 +100,7 @@ pub(super) fn write(path: &WorkspacePath, text: &str, workspace: &Workspace) -> 
 }
 
 fn append(path: &WorkspacePath, text: &str, workspace: &Workspace) -> Output {
-    workspace.lock()?;
-    let appended = append_locked(path, text, workspace);
-    workspace.unlock();
-    let size = appended?;
+    let size = workspace.locked(|| append_locked(path, text, workspace))?;
     Ok(format!("wrote {} bytes to {path}, which has {size} bytes now", text.len()))
 }
 
@@ -185,25 +182,25 @@ fn info(path: &WorkspacePath, workspace: &Workspace) -> Output {
     let Some(stat) = workspace.stat(path)? else {
         return Err(VerbError::Missing(format!("'{path}' does not exist")));
     };
-    let modified = OffsetDateTime::from_unix_timestamp(stat.st_mtime.cast_signed_or_self()).ok();
+    let modified = OffsetDateTime::from_unix_timestamp(stat.st_mtime.seconds()).ok();
     let modified = modified.and_then(|modified| modified.format(&Rfc3339).ok()).unwrap_or_default();
     let kind = kind_name(kind(&stat));
     Ok(format!("kind: {kind}\nsize: {}\nmodified: {modified}\nmode: {:04o}", stat.st_size, stat.st_mode & 0o7777))
 }
 
 /// The seconds of a time are signed on some systems and unsigned on others.
-trait CastSigned {
-    fn cast_signed_or_self(self) -> i64;
+trait Seconds {
+    fn seconds(self) -> i64;
 }
 
-impl CastSigned for i64 {
-    fn cast_signed_or_self(self) -> i64 {
+impl Seconds for i64 {
+    fn seconds(self) -> i64 {
         self
     }
 }
 
-impl CastSigned for u64 {
-    fn cast_signed_or_self(self) -> i64 {
+impl Seconds for u64 {
+    fn seconds(self) -> i64 {
         self.cast_signed()
     }
 }
@@ -213,7 +210,7 @@ fn age(path: &WorkspacePath, workspace: &Workspace) -> Result<u64, VerbError> {
         return Err(VerbError::Missing(format!("'{path}' does not exist")));
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map(|now| now.as_secs()).unwrap_or_default();
-    Ok(now.saturating_sub(u64::try_from(stat.st_mtime.cast_signed_or_self()).unwrap_or_default()))
+    Ok(now.saturating_sub(u64::try_from(stat.st_mtime.seconds()).unwrap_or_default()))
 }
 
 pub(super) fn hash(path: &WorkspacePath, algorithm: Option<&str>, workspace: &Workspace) -> Output {
