@@ -152,3 +152,73 @@ impl Lines {
         self.text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tool::shell::table::{self, Place};
+
+    /// Arguments as the verbs expect them, and others.
+    fn argument() -> impl Strategy<Value = String> {
+        prop_oneof![
+            any::<String>(),
+            "[ -~]{0,12}",
+            any::<i64>().prop_map(|number| number.to_string()),
+            (0..300_u32).prop_map(|number| number.to_string()),
+            any::<f64>().prop_map(|number| number.to_string()),
+            "[0-9.+*/%() -]{0,20}",
+            "[yMdHmsf:. T-]{1,12}",
+            "[a-z.*?{}\\[\\]()|+^$\\\\]{0,12}",
+            "(\\{\"[a-c]\":|\\[|1|,|\\}|\\]|\"x\"){0,8}",
+            "\\$(\\.[a-c]|\\[[0-9*]\\]|\\.\\.|\\[\\?@\\.a>1\\]){0,4}",
+            prop::sample::select(vec![
+                "a.txt",
+                "dir",
+                "dir/b.txt",
+                "new.txt",
+                ".",
+                "x.zip",
+                "x.tar.gz",
+                "md5",
+                "asc",
+                "16"
+            ])
+            .prop_map(str::to_owned),
+        ]
+    }
+
+    fn verbs() -> Vec<&'static str> {
+        table::all().map(|(verb, _)| verb).filter(|verb| table::runs_in(verb) == Place::Sandbox).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn any_arguments_have_a_result(verb in prop::sample::select(verbs()), args in prop::collection::vec(argument(), 0..6)) {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("a.txt"), "one\ntwo\n").unwrap();
+            fs::create_dir(dir.path().join("dir")).unwrap();
+            fs::write(dir.path().join("dir/b.txt"), b"\xff\x00").unwrap();
+            fs::write(dir.path().join("x.zip"), args.concat()).unwrap();
+            let mut workspace = Workspace::new(File::open(dir.path()).unwrap().into()).unwrap();
+            workspace.until = Instant::now().checked_add(Duration::from_secs(5)).unwrap();
+            workspace.may_write.set(1 << 20);
+            let request = Request {
+                verb: verb.to_owned(), args, template: None, patches: Vec::new(), milliseconds: 5000, may_write: 1 << 20,
+            };
+            match run(&request, &workspace) {
+                Ok(output) => prop_assert!(output.len() <= MAX_OUTPUT),
+                Err(error) => prop_assert!(error != VerbError::TimedOut && !error.to_string().contains("is not served"), "{error}"),
+            }
+            let left = fs::read_dir(dir.path()).unwrap().filter_map(Result::ok);
+            let partial = left.filter(|one| one.file_name().to_string_lossy().starts_with(".exeat-partial"));
+            prop_assert_eq!(partial.count(), 0);
+        }
+    }
+}
