@@ -56,6 +56,8 @@ pub(super) enum Next {
 }
 
 impl Workspace {
+    /// Returns the workspace of a directory. An operation has no time and no bytes to write until they are set.
+    ///
     /// # Errors
     /// If the directory cannot be opened a second time.
     pub(super) fn new(root: OwnedFd) -> io::Result<Self> {
@@ -272,9 +274,9 @@ impl Workspace {
         for name in path.as_str().split('/') {
             let parent = self.open_at(&at, OFlags::RDONLY | OFlags::DIRECTORY)?;
             at = at.join(name);
-            self.take(BLOCK)?;
             match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                Ok(()) => self.take(BLOCK)?,
+                Err(Errno::EXIST) => {}
                 Err(error) => return Err(failed(&at, error)),
             }
         }
