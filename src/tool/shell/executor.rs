@@ -13,12 +13,16 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::child::{COMMAND, MAX_MESSAGE, Reply, ReplyState, Request, Setup};
+use super::options::MAX_OUTPUT;
 use super::sandbox::{Confinement, Sandbox};
 use crate::tool::outcome::State;
 use crate::tool::verbs::VerbResult;
 
 /// Maximum size of everything that a script writes, in bytes.
 const MAX_WRITTEN: u64 = 1 << 30;
+/// Maximum size of a reply, in bytes: that of an output, each byte of which JSON may write as six. A process that was taken over could
+/// send more.
+const MAX_REPLY: usize = 6 * MAX_OUTPUT + 4096;
 /// The time for the start of the process.
 const START: Duration = Duration::from_secs(10);
 /// The time that an operation may take beyond its own limit, which the process checks itself where it can.
@@ -111,12 +115,13 @@ impl Running {
     async fn exchange(&mut self, message: &impl Serialize) -> io::Result<Reply> {
         self.socket.write_all(&framed(message)?).await?;
         let length = self.socket.read_u32().await? as usize;
-        if length > MAX_MESSAGE {
+        if length > MAX_REPLY {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut reply = vec![0; length];
         self.socket.read_exact(&mut reply).await?;
-        Ok(serde_json::from_slice(&reply)?)
+        let reply: Reply = serde_json::from_slice(&reply)?;
+        if reply.text.len() > MAX_OUTPUT { Err(io::ErrorKind::InvalidData.into()) } else { Ok(reply) }
     }
 }
 

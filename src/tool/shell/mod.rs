@@ -38,8 +38,11 @@ use self::executor::Executor;
 use self::no_executor::Executor;
 use self::sandbox::Sandbox;
 pub use self::sandbox::{SandboxError, Sandboxes};
-use super::verbs::{Context, VerbResult};
+use super::verbs::{Context, VerbResult, denied};
 use serde_json::Value;
+
+/// The name of a script among the calls of an execution.
+pub(super) const NAME: &str = "mk8_shell";
 
 /// Runs the operations of a script, in a process that was started for them.
 #[cfg(target_os = "linux")]
@@ -63,13 +66,15 @@ pub(super) async fn run(
         None => return None,
     };
     if !sandbox.accepts_resource(resource) {
-        return Some(VerbResult::denied("the resourceId is not that of this sandbox; ask the user for the right one"));
+        let text = "the resourceId is not that of this sandbox; ask the user for the right one";
+        return Some(denied(context.proxy, NAME, text).await);
     }
     Some(match compile::compile(script, sandbox) {
         Ok(program) => steps::run(&program, sandbox, Executor::new(sandbox, confinement), context).await,
         Err(problems) => {
             let text = problems.text();
-            if problems.is_denied() { VerbResult::denied(&text) } else { VerbResult::failed(&text) }
+            // The operator sees scripts that are not allowed.
+            if problems.is_denied() { denied(context.proxy, NAME, &text).await } else { VerbResult::failed(&text) }
         }
     })
 }

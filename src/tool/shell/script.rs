@@ -124,7 +124,7 @@ impl Predicate {
     }
 }
 
-/// The problems of a script, in its order.
+/// The problems of a script: first those of its form, then those of its operations.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     texts: Vec<String>,
@@ -413,4 +413,92 @@ fn strings(value: &Value) -> Option<Vec<String>> {
 /// Returns an object that has no other members than these.
 fn only<'a>(value: Option<&'a Value>, names: &[&str]) -> Option<&'a Map<String, Value>> {
     value?.as_object().filter(|members| members.keys().all(|name| names.contains(&&**name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn problems(script: &Value) -> String {
+        let mut problems = Problems::default();
+        Script::read(script, &mut problems);
+        assert!(!problems.is_denied());
+        problems.text()
+    }
+
+    /// Returns the problems of a script with one operation.
+    fn of(operation: Value) -> String {
+        problems(&json!({ "operations": [operation] }))
+    }
+
+    #[test]
+    fn a_script_that_is_malformed_has_its_problem_named() {
+        let good = json!({"verb": "Echo", "args": ["x"]});
+        assert_eq!(problems(&json!({"operations": [good], "options": null, "cleanup": []})), "");
+        for (script, want) in [
+            (json!(1), "the script is not a JSON object"),
+            (json!({}), "the script has no operations"),
+            (json!({"operations": []}), "the script has no operations"),
+            (json!({"operations": {}}), "the script's operations are an array"),
+            (json!({"operations": [good], "cleanup": "x"}), "the script's cleanup are an array"),
+            (json!({"operations": [good], "options": []}), "the script's options are not a JSON object"),
+            (json!({"operations": [good], "then": [1]}), "a script has no 'then'"),
+            (json!({"operations": [good], "cleanup": [good]}), "a cleanup needs the failureMode StopAndCleanup"),
+            (json!({"operations": vec![good.clone(); 1025]}), "a script has at most 1024 operations"),
+        ] {
+            assert!(problems(&script).starts_with(want), "{script}: {}", problems(&script));
+        }
+    }
+
+    #[test]
+    fn an_operation_that_is_malformed_has_its_problem_named() {
+        let echo = json!({"verb": "Echo", "args": ["x"]});
+        let with = |name: &str, value: Value| {
+            let mut operation = echo.clone();
+            operation[name] = value;
+            operation
+        };
+        let each = |each: Value| json!({"verb": "ForEach", "forEach": each});
+        let when = |predicate: Value, then: &Value| json!({"verb": "If", "if": {"predicate": predicate, "then": then}});
+        let fill = |values: Value| json!({"verb": "FileTemplate", "args": ["x"], "template": {"source": "y", "values": values}});
+        let patch = |patches: Value| json!({"verb": "FilePatch", "args": ["x"], "patches": patches});
+        let empty = json!({"kind": "PrevEmpty", "args": []});
+        let deep = when(empty.clone(), &when(empty.clone(), &when(empty.clone(), &echo)));
+        let rows = [
+            (json!(1), "it is not a JSON object"),
+            (json!({"args": []}), NEEDED),
+            (json!({"verb": "Echo"}), NEEDED),
+            (json!({"verb": "Echo", "args": [1]}), NEEDED),
+            (json!({"verb": "echo", "args": ["x"]}), "unknown verb 'echo'"),
+            (json!({"verb": "Echo", "args": []}), "Echo takes [message]"),
+            (with("then", json!(1)), "an operation has no 'then'"),
+            (with("patches", json!([])), "Echo has no 'patches'"),
+            (with("stepTimeout", json!(5)), "stepTimeout is a time"),
+            (with("label", json!("a b")), "a label has 1 to 64"),
+            (with("onFailure", json!("x")), "'onFailure' is \"goto:<label>\""),
+            (with("captureAs", json!(1)), "'captureAs' is a string"),
+            (each(json!(null)), "ForEach needs"),
+            (each(json!({"items": [1], "body": echo})), "ForEach needs"),
+            (each(json!({"items": ["x"], "body": 1})), "its operation is a JSON object"),
+            (each(json!({"items": vec!["x"; 257], "body": echo})), "ForEach has at most 256 items"),
+            (when(json!({"kind": "Maybe"}), &echo), "unknown predicate 'Maybe'"),
+            (when(json!({"kind": "PrevContains"}), &echo), "PrevContains takes 1 arguments"),
+            (when(json!({"kind": "PrevEmpty", "not": true}), &echo), "If needs"),
+            (deep, "operations are nested at most 3 deep"),
+            (fill(json!({})), "a template has 1 to 64 values"),
+            (fill(json!({"A": "$HOME"})), "'$' is not permitted"),
+            (fill(json!({"{{": "x"})), "a key of a template"),
+            (fill(json!({"A": 1})), "FileTemplate needs"),
+            (patch(json!([])), "a FilePatch has 1 to 32 patches"),
+            (patch(json!([{"find": "", "replace": "x"}])), "the text that a patch finds is not empty"),
+            (patch(json!([{"find": "x", "replace": "$x"}])), "'$' is not permitted"),
+            (patch(json!([{"find": "x"}])), "FilePatch needs"),
+        ];
+        for (operation, want) in rows {
+            let text = of(operation.clone());
+            assert!(text.starts_with(&format!("operation 1: {want}")), "{operation}: {text}");
+        }
+    }
 }

@@ -179,6 +179,11 @@ impl Workspace {
         changed
     }
 
+    /// Returns an error if the script may not write that many bytes any more.
+    pub(super) fn check_room(&self, bytes: u64) -> Result<(), VerbError> {
+        take(&Cell::new(self.may_write.get()), bytes)
+    }
+
     /// Takes from the bytes that the script may still write.
     fn take(&self, bytes: u64) -> Result<(), VerbError> {
         take(&self.may_write, bytes)

@@ -104,7 +104,7 @@ async fn answered(registry: &Registry, payload: &Value, sandboxes: &Sandboxes, c
                     None => {
                         let name = messages::name(&sandbox);
                         let text = format!("sandbox '{name}' is not registered; ask the user to register it");
-                        denied(context.proxy, "mk8_shell", &text).await
+                        denied(context.proxy, shell::NAME, &text).await
                     }
                 },
                 Some(text) => denied(context.proxy, Tool::HttpRequest.as_str(), &text).await,

@@ -251,6 +251,8 @@ async fn all_problems_of_a_script_are_told_before_it_runs() {
     }
     assert!(line.starts_with("Denied error="), "{line}");
     assert!(!place.workspace().join("good.txt").exists());
+    let log = place.lab.audit().await;
+    assert!(log.iter().any(|line| line["path"] == "/v1/self/tool_calls"), "{log:?}");
     let many: Vec<Value> = (0..5).map(|_| json!({ "verb": "ForEach", "forEach": { "items": vec!["x"; 256], "body": operation("Echo", &["$ITEM"]) } })).collect();
     assert!(place.run(&json!({ "operations": many })).contains("at most 1024 operations when it is expanded"));
     let loops = json!({ "verb": "ForEach", "forEach": { "items": ["x"], "body": many[0] } });

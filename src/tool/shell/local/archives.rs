@@ -62,6 +62,8 @@ fn extract(args: Args<'_>, workspace: &Workspace) -> Output {
         while pass(reader, &mut buffer, left)?.is_some() {}
         Ok(())
     })?;
+    // Without the room for all of it, nothing is written.
+    workspace.check_room(most.saturating_sub(check.left))?;
     // The same checks hold again, as another process may have changed the file.
     let mut write = Entries::new(&to, most);
     write.visit(&mut file, format, workspace, &mut |path, kind, reader, left| match kind {

@@ -18,11 +18,10 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::child::Request;
+/// An output that is longer is an error, or truncated where lines are listed.
+use super::options::MAX_OUTPUT;
 use super::path::{Access, WorkspacePath};
 use super::workspace::Workspace;
-
-/// Maximum size of an output, in bytes. A longer one is an error, or truncated where lines are listed.
-pub(super) const MAX_OUTPUT: usize = 1 << 20;
 
 /// Maximum memory of a compiled regular expression, in bytes.
 const MAX_REGEX: usize = 1 << 20;
