@@ -31,6 +31,8 @@ mod fair_queue;
 pub mod files;
 pub mod flow;
 mod group_commit;
+#[cfg(target_os = "linux")]
+mod isolation;
 pub mod leak;
 pub mod ledger;
 mod manual;

@@ -11,8 +11,8 @@ use landlock::{
 use nix::libc;
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use super::seccomp::{self, Rules, add};
 use crate::files;
+use crate::isolation::seccomp::{self, Rules, add};
 use crate::policy::settings::{ListenAt, Settings};
 
 /// Paths of the system's configuration, root certificates and random numbers.

@@ -37,8 +37,6 @@ mod replay;
 mod report;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/run.rs")]
 mod run;
-#[cfg(target_os = "linux")]
-mod seccomp;
 mod secret;
 mod serve;
 mod status;

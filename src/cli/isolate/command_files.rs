@@ -17,19 +17,11 @@ use rustls_pki_types::pem::PemObject;
 use super::super::env::{BUNDLE_FILE, CA_FILE};
 use super::super::terminal::say;
 use super::hide::cover_directory;
-use super::{CERTIFICATES, IsolationError, failed, java_truststore};
+use super::{CERTIFICATES, java_truststore};
+use crate::isolation::{IsolationError, ROOTS, failed};
 
 /// The directory with the files that the command sees in place of the machine's.
 const REPLACED: &str = "replaced";
-/// The files with the machine's roots in PEM: of Debian and Alpine, Fedora, SUSE, OpenSSL and BSD.
-const ROOTS: [&str; 6] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/var/lib/ca-certificates/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-    "/usr/lib/ssl/cert.pem",
-];
 /// The files with Java's roots of Debian and Fedora.
 const JAVA_ROOTS: [&str; 2] = ["/etc/ssl/certs/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"];
 /// The paths of the file with its roots in a JDK.

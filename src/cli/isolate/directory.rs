@@ -15,7 +15,7 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
 use tempfile::TempDir;
 
-use super::{IsolationError, namespace};
+use crate::isolation::{IsolationError, namespace};
 
 /// The type of a tmpfs (statfs(2)). The width of the field depends on the architecture.
 const TMPFS_MAGIC: i128 = 0x0102_1994;

@@ -12,7 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::child::{Signals, exit_code, report_spawn_error};
 use super::super::terminal::{self, say};
-use super::{InsideArgs, IsolationError, failed, namespace, privilege, syscalls};
+use super::InsideArgs;
+use crate::isolation::{IsolationError, failed, namespace, privilege, syscalls};
 
 pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, IsolationError> {
     // The parent is in another PID namespace and has no PID in this one.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 
-use super::{IsolationError, failed, namespace};
+use crate::isolation::{IsolationError, failed, namespace};
 
 /// Directories where services create their sockets, and that of message queues. The whole directory is covered, so that
 /// those created later are hidden, too.

@@ -16,14 +16,9 @@ mod directory;
 mod first;
 mod hide;
 mod java_truststore;
-mod namespace;
-mod network;
-mod privilege;
 mod sockets;
-mod syscalls;
 
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
@@ -39,6 +34,7 @@ pub(super) use sockets::{CapturedPorts, NotStarted, WaitingCommand};
 use super::Exit;
 use super::child::{Signals, exit_code};
 use super::terminal::{self, say};
+use crate::isolation::{IsolationError, failed, namespace, privilege};
 
 /// The address of the proxy inside the network namespace, on its own loopback interface.
 pub(super) const PROXY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3128);
@@ -94,13 +90,6 @@ pub(super) fn isolated_command(
     }
     command.args(unix_sockets.then_some("--unix-sockets")).args((!quiet).then_some("--hint")).arg("--").arg(program);
     command
-}
-
-/// The reason why the command was not run.
-struct IsolationError(String);
-
-fn failed<E: Display>(doing: impl Display) -> impl FnOnce(E) -> IsolationError {
-    move |error| IsolationError(format!("{doing}: {error}"))
 }
 
 /// Creates the file system for the directory of an isolated run. Must be called before other threads exist.

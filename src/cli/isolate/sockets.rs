@@ -15,7 +15,8 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::directory::RunDirectory;
-use super::{DNS_PORT, PROXY, network};
+use super::{DNS_PORT, PROXY};
+use crate::isolation::network;
 use crate::model::name::TaskName;
 use crate::policy::settings::{ListenAt, ListenerMode, ListenerTasks, ProxyListener};
 use crate::socket_passing;

@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::IsolationError;
 
 /// Moves this process to new namespaces with the same user and group. Its children are also in a new PID namespace.
-pub(super) fn enter() -> Result<(), IsolationError> {
+pub(crate) fn enter() -> Result<(), IsolationError> {
     unshare_users(
         CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWPID,
     )
@@ -16,12 +16,12 @@ pub(super) fn enter() -> Result<(), IsolationError> {
 
 /// Moves this process to a user namespace within that of [`enter`], with the same user and group. It gets all
 /// capabilities there and has none over the namespaces of [`enter`].
-pub(super) fn enter_inner_users() -> Result<(), IsolationError> {
+pub(crate) fn enter_inner_users() -> Result<(), IsolationError> {
     unshare_users(CloneFlags::empty())
 }
 
 /// Moves this process to a new user namespace and the others, with the same user and group.
-pub(super) fn unshare_users(others: CloneFlags) -> Result<(), IsolationError> {
+pub(crate) fn unshare_users(others: CloneFlags) -> Result<(), IsolationError> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     unshare(CloneFlags::CLONE_NEWUSER | others).map_err(|error| forbidden("new namespaces", error.into()))?;
     // Each id maps to itself: files keep their owner, and no process becomes root.
@@ -37,7 +37,7 @@ fn identity_map(id: u32) -> String {
 }
 
 /// Returns the error of a denied operation, with its likely cause and a remedy.
-pub(super) fn forbidden(what: &str, error: io::Error) -> IsolationError {
+pub(crate) fn forbidden(what: &str, error: io::Error) -> IsolationError {
     let is = |file: &str, value: &str| fs::read_to_string(file).is_ok_and(|text| text.trim() == value);
     let filtered = || fs::read_to_string("/proc/self/status").is_ok_and(|text| text.contains("Seccomp:\t2"));
     let why = if is("/proc/sys/user/max_user_namespaces", "0") {

@@ -16,7 +16,7 @@ use super::{IsolationError, failed, namespace};
 
 /// Closes all descriptors except standard input, output and error and the given one, because an inherited socket could
 /// bypass the proxy. Must be called before this process opens any descriptors.
-pub(super) fn close_inherited_but(kept: RawFd) -> io::Result<()> {
+pub(crate) fn close_inherited_but(kept: RawFd) -> io::Result<()> {
     let open: Vec<RawFd> = fs::read_dir("/proc/self/fd")?
         .map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok()).unwrap_or_default()))
         .collect::<io::Result<_>>()?;
@@ -31,7 +31,7 @@ pub(super) fn close_inherited_but(kept: RawFd) -> io::Result<()> {
 ///
 /// # Errors
 /// If the parent has already ended.
-pub(super) fn die_with(parent: Option<Pid>) -> io::Result<()> {
+pub(crate) fn die_with(parent: Option<Pid>) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
 }
@@ -42,7 +42,7 @@ const INHERITED_CAPABILITIES: [CapabilitySet; 3] =
     [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP, CapabilitySet::SETFCAP];
 
 /// Makes the next exec keep the [`INHERITED_CAPABILITIES`].
-pub(super) fn keep_across_exec() -> io::Result<()> {
+pub(crate) fn keep_across_exec() -> io::Result<()> {
     let mut own = capabilities(None)?;
     own.inheritable = INHERITED_CAPABILITIES.into_iter().collect();
     set_capabilities(None, own)?;
@@ -55,7 +55,7 @@ pub(super) fn keep_across_exec() -> io::Result<()> {
 /// Drops the privileges of the command's process. A normal user gets capabilities by creating a user namespace, as
 /// sandboxes do, but root without capabilities could not. So root is moved to a user namespace of its own instead, where
 /// its capabilities are those that a normal user can get.
-pub(super) fn drop_for_command() -> Result<(), IsolationError> {
+pub(crate) fn drop_for_command() -> Result<(), IsolationError> {
     if rustix::process::geteuid().is_root() {
         namespace::enter_inner_users()?;
         set_no_new_privs(true).map_err(failed("dropping privileges"))
@@ -66,13 +66,13 @@ pub(super) fn drop_for_command() -> Result<(), IsolationError> {
 
 /// Confines the signals of this thread and its future children to these children (Linux 6.12). The command is in the process
 /// group of its caller, as job control needs, and a PID namespace does not confine signals to the own group.
-pub(super) fn confine_signals() -> Result<(), RulesetError> {
+pub(crate) fn confine_signals() -> Result<(), RulesetError> {
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal)?;
     ruleset.create()?.restrict_self().map(drop)
 }
 
 /// Drops all privileges, and those that an exec could restore: by root's user id, file capabilities or setuid bits.
-pub(super) fn drop_all() -> io::Result<()> {
+pub(crate) fn drop_all() -> io::Result<()> {
     // All bits are tried until the kernel reports an unknown one: it may have capabilities that rustix does not name.
     for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         match capability_is_in_bounding_set(capability) {

@@ -32,7 +32,7 @@ const OWN_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const OWN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
 /// Enables the loopback interface.
-pub(super) fn enable_loopback() -> io::Result<()> {
+pub(crate) fn enable_loopback() -> io::Result<()> {
     let socket = netlink()?;
     // The unspecified family and device type, then the interface, the flags and their mask.
     let body = [0, LOOPBACK_INDEX, IFF_UP, IFF_UP].map(u32::to_ne_bytes).concat();
@@ -41,7 +41,7 @@ pub(super) fn enable_loopback() -> io::Result<()> {
 
 /// Makes each address one of the loopback interface, so that all connections arrive at this machine's own sockets, and those to
 /// ports without one are refused at once. Returns whether that includes IPv6, which the kernel may not have.
-pub(super) fn lead_everything_here() -> io::Result<bool> {
+pub(crate) fn lead_everything_here() -> io::Result<bool> {
     let socket = netlink()?;
     for own in [IpAddr::V4(OWN_V4), IpAddr::V6(OWN_V6)] {
         let done = add_address(&socket, own).and_then(|()| add_local_route(&socket, own));

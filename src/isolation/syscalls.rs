@@ -3,11 +3,11 @@
 use nix::libc;
 use seccompiler::{Error, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use super::super::seccomp::{self, Rules, X32, add};
+use super::seccomp::{self, Rules, X32, add};
 
 /// Denies the system calls to this process and its future children. `group_signals` denies signals to the own process
 /// group.
-pub(super) fn deny(unix_sockets: bool, group_signals: bool) -> Result<(), Error> {
+pub(crate) fn deny(unix_sockets: bool, group_signals: bool) -> Result<(), Error> {
     seccomp::deny(libc::EAFNOSUPPORT, socket_family_rules(unix_sockets)?)?;
     if unix_sockets {
         seccomp::deny(libc::EPERM, mount_rules())?;
@@ -18,7 +18,7 @@ pub(super) fn deny(unix_sockets: bool, group_signals: bool) -> Result<(), Error>
 
 /// Returns rules against mounts. In a namespace of its own, the command could mount a directory a second time and rename
 /// a hidden socket, or one of its parents, into it. The second mount would show it.
-fn mount_rules() -> Rules {
+pub(crate) fn mount_rules() -> Rules {
     /// The same on all architectures. The library does not have it yet.
     const SYS_OPEN_TREE_ATTR: libc::c_long = 467;
     let mut rules = Rules::new();
