@@ -36,7 +36,15 @@ pub(super) struct ServeArgs {
 
 pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     // Written to the end of the process, by a thread of its own: a full pipe must not stop the daemon.
-    let _log = terminal::log_without_waiting("info");
+    let log = terminal::log_without_waiting("info");
+    let ended = serve(config, args);
+    // Written before the reason of a failure, so that the reason is the last line.
+    drop(log);
+    ended.unwrap_or_else(|why| failed(&why))
+}
+
+/// Runs the daemon to its end. An error is the reason why it cannot start, or did not end as it should.
+fn serve(config: Option<&Path>, args: &ServeArgs) -> Result<Exit, String> {
     limits::disable_core_dumps();
     let file = paths::config_file(config);
     let loaded = match &file {
@@ -47,51 +55,32 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         Ok(loaded) => loaded,
         Err(problems) => {
             report(config, &problems);
-            return Exit::Usage;
+            return Ok(Exit::Usage);
         }
     };
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    let (passed, commands) = match before_confinement(args, &loaded.policy) {
-        Ok(started) => started,
-        Err(why) => return failed(&why),
-    };
+    let (passed, commands) = before_confinement(args, &loaded.policy)?;
     if args.no_confine {
         tracing::warn!("the process is not confined, because of --no-confine");
     } else {
         harden::confine(&loaded.settings, config);
     }
-    let takeover = match args.takeover.then(|| request_takeover(&loaded.settings)).transpose() {
-        Ok(takeover) => takeover.flatten(),
-        Err(why) => return failed(&why),
-    };
-    let runtime = match super::runtime() {
-        Ok(runtime) => runtime,
-        Err(error) => return failed(&error),
-    };
-    let exit = runtime.block_on(async {
-        if let Err(error) = fail_writes_over_file_size_limit() {
-            return failed(&error);
-        }
-        let inherited = match passed.into_listeners() {
-            Ok(inherited) => inherited,
-            Err(error) => return failed(&error),
-        };
+    let takeover = args.takeover.then(|| request_takeover(&loaded.settings)).transpose()?.flatten();
+    let runtime = super::runtime().map_err(|error| error.to_string())?;
+    let ended = runtime.block_on(async {
+        fail_writes_over_file_size_limit().map_err(|error| error.to_string())?;
+        let inherited = passed.into_listeners().map_err(|error| error.to_string())?;
         // A takeover waits for the end of the old process. A reload that is asked for meanwhile must not end this one.
-        let hangup = match signal(SignalKind::hangup()) {
-            Ok(hangup) => hangup,
-            Err(error) => return failed(&error),
-        };
+        let hangup = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
         let parts = StartParts { inherited, takeover, is_offered: true, commands, enclosed: None };
-        match Daemon::start_on(parts, loaded.settings, loaded.policy, file).await {
-            Ok(daemon) => run_until_stopped(daemon, hangup).await,
-            Err(error) => failed(&error),
-        }
+        let daemon = Daemon::start_on(parts, loaded.settings, loaded.policy, file).await;
+        run_until_stopped(daemon.map_err(|error| error.to_string())?, hangup).await
     });
     // A thread may wait for a file system that hangs.
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
-    exit
+    ended
 }
 
 /// Takes the sockets of the service manager, which other programs must not get, starts the process that runs commands, which a
@@ -128,10 +117,10 @@ fn fail_writes_over_file_size_limit() -> std::io::Result<()> {
     signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())).map(drop)
 }
 
-async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
+async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Result<Exit, String> {
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
-        return failed(&"signals cannot be handled");
+        return Err("signals cannot be handled".to_owned());
     };
     let status = ready_line(&daemon);
     say_ready(&daemon, &status);
@@ -189,8 +178,8 @@ async fn run_until_stopped(daemon: Daemon, mut hangup: Signal) -> Exit {
     }
     let stopped = async { if is_taken_over { daemon.hand_over().await } else { daemon.shutdown().await } };
     tokio::select! {
-        drained = stopped => if drained { Exit::Done } else { failed(&"some requests were aborted") },
-        () = second_signal => Exit::Failed,
+        drained = stopped => if drained { Ok(Exit::Done) } else { Err("some requests were aborted".to_owned()) },
+        () = second_signal => Ok(Exit::Failed),
     }
 }
 
@@ -233,10 +222,9 @@ fn report(config: Option<&Path>, problems: &[Problem]) {
     }
 }
 
-fn failed(why: &dyn std::fmt::Display) -> Exit {
-    let why = why.to_string();
+fn failed(why: &str) -> Exit {
     let line =
-        if terminal::log_is_json() { terminal::json_line(Level::ERROR, &why, &[]) } else { format!("exeat: {why}") };
+        if terminal::log_is_json() { terminal::json_line(Level::ERROR, why, &[]) } else { format!("exeat: {why}") };
     terminal::say_within(BLOCKING_TIMEOUT, line);
     Exit::Failed
 }

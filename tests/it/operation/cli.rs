@@ -285,6 +285,28 @@ async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
     assert!(served.stderr().contains("the certificate of the interception CA expires soon"), "{}", served.stderr());
 }
 
+/// The log is written by a thread, and the reason of a failure is not. The reason is the last line nevertheless, also if
+/// the failure follows many messages at once.
+#[test]
+fn the_reason_why_the_daemon_cannot_start_is_the_last_line() {
+    const WARNINGS: usize = 2000;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = OWN_STATE.to_owned();
+    for n in 0..WARNINGS {
+        config += &format!("[integrations.a{n}]\nany_public_host = true\nallow_cidrs = [\"10.1.0.0/16\"]\n");
+    }
+    fs::write(dir.path().join("e.toml"), config).unwrap();
+    for format in ["text", "json"] {
+        let mut command = exeat(dir.path(), &["serve", "--takeover", "-c", "e.toml"]);
+        let output = command.env("EXEAT_LOG_FORMAT", format).env("LISTEN_FDS", "1").output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(said.lines().filter(|line| line.contains("allow_cidrs")).count(), WARNINGS);
+        let last = said.lines().last().unwrap();
+        assert!(last.contains("--takeover cannot be used with sockets of the service manager"), "{last}");
+    }
+}
+
 const OWN_STATE: &str = "state_dir = \"s\"\n[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n";
 
 #[tokio::test]
