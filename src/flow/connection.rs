@@ -138,7 +138,7 @@ pub(super) async fn answer(
         (Err(refused), Some(side)) => {
             let refusal = refused.refusal;
             if let Some(tunnel) = refused.open_inside(&mut record) {
-                let established = respond::established(&record);
+                let established = respond::established_to_refuse(refusal, &record);
                 let client = carrier.tunnel_client(client);
                 client.spawn_tunnel(tunnel.run(side, client.clone(), record));
                 return established;

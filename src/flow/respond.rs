@@ -220,6 +220,13 @@ pub(super) fn established(record: &Record) -> Response<AnswerBody> {
     response
 }
 
+/// Returns the response to a CONNECT whose refusal is repeated inside the tunnel. Its field tells it to clients that look for it.
+pub(super) fn established_to_refuse(refusal: Refusal, record: &Record) -> Response<AnswerBody> {
+    let mut response = established(record);
+    response.headers_mut().insert(EXEAT_REFUSAL, HeaderValue::from_static(record.shown(refusal).notice().code));
+    response
+}
+
 /// Returns the response of one of the proxy's own paths.
 pub(super) fn self_reply(reply: SelfReply, record: &Record) -> Response<AnswerBody> {
     let (status, kind, body, allow) = match reply {

@@ -51,6 +51,18 @@ fn summary(line: &Value) -> [&str; 4] {
 }
 
 #[tokio::test]
+async fn the_answer_to_a_connect_that_is_refused_inside_has_the_code() {
+    let (lab, origin) = lab_with("").await;
+    for (to, is_refused) in [("other.test:443".to_owned(), true), (format!("api.test:{}", origin.port()), false)] {
+        let (head, _stream) = lab.try_connect(&to).await;
+        let head = head.to_lowercase();
+        assert!(head.starts_with("http/1.1 200 "), "{head}");
+        assert_eq!(head.contains("exeat-refusal: host_not_allowed"), is_refused, "{to}: {head}");
+        assert_eq!(head.contains("exeat-refusal"), is_refused, "{to}: {head}");
+    }
+}
+
+#[tokio::test]
 async fn a_refused_host_gets_the_refusal_inside() {
     let (lab, origin) = lab_with("").await;
     for (n, way) in TUNNELS.into_iter().enumerate() {
