@@ -49,6 +49,9 @@ pub(crate) fn receive(stream: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> 
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut rights, RECEIVE_FLAGS)?;
     // The sockets that were received are closed again.
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::Error::other("the message is too long"));
+    }
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::other("not all sockets were received; raise the limit of open files (ulimit -n)"));
     }

@@ -131,8 +131,8 @@ enum PauseTimer {
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest time that data is held, even if the stream keeps trickling.
 const MAX_HELD: Duration = Duration::from_millis(500);
-/// The most bytes preallocated for a body.
-const MAX_PREALLOCATED: usize = 64 * 1024;
+/// The most bytes preallocated for a body, before any is charged to the budget: a frame of HTTP/2 (RFC 9113 §4.2).
+const MAX_PREALLOCATED: usize = 16 * 1024;
 
 /// The location of the body's data.
 enum Source {
