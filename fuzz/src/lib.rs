@@ -20,8 +20,13 @@ static MATCHER: LazyLock<Arc<Matcher>> =
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
 /// All targets.
-pub const TARGETS: [Target; 4] =
-    [("coding", coding, codings), ("hello", hello, hellos), ("scan", scan, texts), ("websocket", websocket, frames)];
+pub const TARGETS: [Target; 5] = [
+    ("coding", coding, codings),
+    ("hello", hello, hellos),
+    ("scan", scan, texts),
+    ("scripts", scripts, operations),
+    ("websocket", websocket, frames),
+];
 
 /// Splits the rest of an input as its first bytes determine.
 fn cut(data: &[u8]) -> (Vec<&[u8]>, &[u8]) {
@@ -192,6 +197,46 @@ pub fn hello(data: &[u8]) {
             Err(_) => assert!(whole.is_err()),
         }
     }
+}
+
+/// The options that the commands of scripts can have.
+const OPTIONS: [&str; 47] = [
+    "-C", "-E", "-a", "-b", "-c", "-d", "-l", "-m", "-n", "-r", "-s", "-u", "-v", "-x", "-A", "--", "--abort", "--all",
+    "--always", "--branch", "--cached", "--deleted", "--ff-only", "--graph", "--ignored", "--list", "--long",
+    "--modified", "--name-only", "--name-status", "--no-decorate", "--no-ext-diff", "--no-ff", "--no-rebase",
+    "--no-textconv", "--oneline", "--others", "--porcelain", "--reverse", "--set-upstream", "--short", "--squash",
+    "--staged", "--stat", "--tags", "--version", "--word-diff",
+];
+
+/// Every script compiles or has its problems told, and the commands in it have known options, no protected branches and no paths
+/// outside.
+pub fn scripts(data: &[u8]) {
+    let Ok(commands) = exeat::tool::shell::compiled(data) else { return };
+    for command in commands {
+        let is_text = |at: usize| at > 0 && command[at - 1] == "-m";
+        assert!(["cat", "cp", "git", "tag"].contains(&command[0].as_str()), "{command:?}");
+        for (at, arg) in command.iter().enumerate().skip(1) {
+            assert!(!arg.chars().any(char::is_control), "{command:?}");
+            assert!(!arg.starts_with('-') || OPTIONS.contains(&arg.as_str()), "{command:?}");
+            assert!(is_text(at) || !arg.split('/').any(|part| part == ".."), "{command:?}");
+            assert!(!arg.starts_with('/') || is_text(at) || arg.starts_with("/workspace"), "{command:?}");
+            let names = arg.split([':', '+']).map(|name| name.trim_start_matches("refs/heads/"));
+            let is_branch = command[0] == "git" && !is_text(at);
+            assert!(!is_branch || !names.into_iter().any(|name| ["main", "master", "HEAD"].contains(&name)), "{command:?}");
+            assert!(!is_branch || !arg.starts_with("https:") || arg == "https://api.test/shop.git", "{command:?}");
+        }
+    }
+}
+
+fn operations() -> Vec<Vec<u8>> {
+    let all = [
+        r#"{"operations":[{"verb":"ProcRun","args":["git","-C","shop","push","-u","origin","feature/x"],"captureAs":"A"},{"verb":"Echo","args":["$A"],"captureAs":"B"}]}"#,
+        r#"{"operations":[{"verb":"ProcRun","args":["git","clone","https://api.test/shop.git","shop"]},{"verb":"ProcRun","args":["git","merge","--no-ff","feature/x","-m","Fix it"]}]}"#,
+        r#"{"operations":[{"verb":"ProcRun","args":["cat","-n","-x","3","w","a","$WORKSPACE/b"]},{"verb":"ProcRun","args":["cp","a","b"]},{"verb":"ProcRun","args":["tag","Fix it","a"]}]}"#,
+        r#"{"operations":[{"verb":"ForEach","forEach":{"items":["a","b"],"body":{"verb":"ProcRun","args":["git","log","-n","5","--","$ITEM"]}}}],"options":{"failureMode":"StopAndCleanup","pipeStepOutput":true},"cleanup":[{"verb":"If","if":{"predicate":{"kind":"FileExists","args":["x"]},"then":{"verb":"ProcRun","args":["git","checkout","-b","feature/$INDEX"]}}}]}"#,
+        r#"{"operations":[{"verb":"FileTemplate","args":["a"],"template":{"source":"b","values":{"K":"v"}}},{"verb":"FilePatch","args":["a"],"patches":[{"find":"x","replace":"y"}],"label":"l","onFailure":"goto:m"},{"verb":"TextTrim","args":["$PREV"],"label":"m"}],"options":{"pipeStepOutput":true}}"#,
+    ];
+    all.map(|text| text.as_bytes().to_vec()).into()
 }
 
 fn texts() -> Vec<Vec<u8>> {

@@ -52,6 +52,46 @@ impl<'a> Arguments<'a> {
         }
     }
 
+    /// Returns a required text, which may be empty.
+    pub(super) fn any_text(&self, field: &str) -> Result<&'a str, ArgumentError> {
+        match self.get(field) {
+            None => Err(ArgumentError::malformed(messages::field_required(field, self.tool))),
+            Some(Value::String(text)) => Ok(text),
+            Some(_) => Err(self.wrong(field, "must be a string")),
+        }
+    }
+
+    pub(super) fn optional_text(&self, field: &str) -> Result<Option<&'a str>, ArgumentError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(_) => self.text(field).map(Some),
+        }
+    }
+
+    /// Returns a whole number from 1 to `most`.
+    pub(super) fn number(&self, field: &str, most: u64) -> Result<Option<u64>, ArgumentError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let number = value.as_u64().filter(|number| (1..=most).contains(number));
+        number.map(Some).ok_or_else(|| self.wrong(field, &format!("must be a whole number from 1 to {most}")))
+    }
+
+    /// Returns a list, which is empty if it is left out.
+    pub(super) fn list(&self, field: &str) -> Result<&'a [Value], ArgumentError> {
+        match self.get(field) {
+            None => Ok(&[]),
+            Some(Value::Array(all)) => Ok(all),
+            Some(_) => Err(self.wrong(field, "must be a list")),
+        }
+    }
+
+    /// Returns a list of texts that is not empty.
+    pub(super) fn texts(&self, field: &str) -> Result<Option<Vec<String>>, ArgumentError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let texts = value.as_array().filter(|all| !all.is_empty());
+        let texts = texts.and_then(|all| all.iter().map(|one| one.as_str().map(str::to_owned)).collect());
+        texts.map(Some).ok_or_else(|| self.wrong(field, "must be a list of strings that is not empty"))
+    }
+
     pub(super) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, ArgumentError> {
         match self.get(field) {
             None => Ok(None),

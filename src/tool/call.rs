@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::messages;
 use super::outcome::{Outcome, State, ToolCallResult};
 use super::proxy::{Answer, Proxy, ProxyReply, ProxyUnreachable, Refused, number};
+use super::task::Task;
 use super::tool_response::KeptText;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal};
@@ -147,6 +148,19 @@ async fn read(
     Outcome { result, state: State::Completed }
 }
 
+/// Checks that the proxy knows the caller of `tool` and has not stopped it.
+///
+/// # Errors
+/// The outcome of the call, which is not made.
+pub(super) async fn check_caller(tool: &str, proxy: &Proxy) -> Result<(), Outcome> {
+    let result = || ToolCallResult { tool: tool.to_owned(), ..ToolCallResult::default() };
+    match Task::request(proxy).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(refused)) => Err(refusal(&refused, result())),
+        Err(why) => Err(unreachable(&why, result())),
+    }
+}
+
 /// Returns the outcome of a response that broke off. The proxy's timeout or the origin may be the cause; the elapsed
 /// time shows which.
 async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Duration, Option<u64>)) -> Outcome {
@@ -271,7 +285,7 @@ fn truncate(text: &str) -> &str {
     text.get(..text.floor_char_boundary(MAX_REPORTED)).unwrap_or_default()
 }
 
-fn with_latency(mut outcome: Outcome, started: Instant) -> Outcome {
+pub(super) fn with_latency(mut outcome: Outcome, started: Instant) -> Outcome {
     outcome.result.latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;
     outcome
 }

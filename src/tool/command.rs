@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Value, json};
@@ -14,9 +15,7 @@ use super::mcp;
 use super::pack::{Gate, Pack};
 use super::proxy::Proxy;
 use super::registry::Registry;
-#[cfg(target_os = "linux")]
-use super::shell;
-use super::shell::{SandboxError, Sandboxes};
+use super::shell::{self, SandboxArgs, SandboxCommand, SandboxError, Sandboxes};
 use super::task::Task;
 use super::turn::{self, Turn};
 use super::verbs::Ports;
@@ -48,7 +47,7 @@ enum Command {
     /// Print the definitions of the tools that the task has, for a model's API
     Definitions {
         #[command(flatten)]
-        pack: FromPack,
+        tools: ToolArgs,
         /// Format of the definitions
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -56,12 +55,13 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Print what belongs in the system prompt beside the tools
-    Preamble,
+    /// Print what belongs in the system prompt beside the tools. With sandboxes, also how to write calls and scripts, and what each
+    /// sandbox serves
+    Preamble(ToolArgs),
     /// Run one tool, and print its result as JSON
     Call {
         #[command(flatten)]
-        pack: FromPack,
+        tools: ToolArgs,
         /// The tool
         name: String,
         /// Its arguments as JSON; `-` reads them from stdin
@@ -70,11 +70,11 @@ enum Command {
     },
     /// Run a model's calls in order: an array of `tool_use` blocks (or OpenAI's `tool_calls`) on stdin, one of answers on
     /// stdout
-    Batch(FromPack),
+    Batch(ToolArgs),
     /// Serve the tools to a client of the Model Context Protocol
     Mcp {
         #[command(flatten)]
-        pack: FromPack,
+        tools: ToolArgs,
         #[command(flatten)]
         mcp: mcp::Args,
     },
@@ -89,9 +89,20 @@ enum Command {
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
     ConfinedScript,
+    /// Run a program of a script, for `turn`
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    ConfinedProgram {
+        /// Run as the first process of the namespaces, which exist already
+        #[arg(long)]
+        first: bool,
+    },
     /// Check a pack
     #[command(subcommand)]
     Pack(PackCommand),
+    /// Sign, verify or show a sandbox of mk8.shell that is registered in a file
+    #[command(subcommand)]
+    Sandbox(SandboxCommand),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -105,7 +116,7 @@ enum Command {
 #[derive(Subcommand)]
 enum PackCommand {
     /// Name every problem of a pack as `path: message` (exit status 2), or what it allows: each tool and primitive, by
-    /// what, and whether it is served here. Asks no proxy
+    /// what, and what it needs. Asks no proxy
     Check {
         /// The pack, in YAML
         file: PathBuf,
@@ -115,10 +126,19 @@ enum PackCommand {
     },
 }
 
+/// The tools besides those that send requests.
+#[derive(Args)]
+struct ToolArgs {
+    #[command(flatten)]
+    pack: FromPack,
+    #[command(flatten)]
+    sandboxes: SandboxArgs,
+}
+
 /// Options for a pack whose tools are added to the built-in ones.
 #[derive(Args)]
 struct FromPack {
-    /// A pack in YAML, whose tools are added, and whose policy holds for `http_request`
+    /// A pack in YAML, whose tools are added, and whose policy holds for http_request, for the tools of a sandbox, and for scripts
     #[arg(long = "pack", value_name = "FILE")]
     file: Option<PathBuf>,
 }
@@ -154,7 +174,11 @@ struct Stop(u8, String);
 /// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {
-    crate::terminal::undumpable();
+    // The maps of a user namespace cannot be written by a process that is not dumpable. That one has no token.
+    let is_confined_program = std::env::args_os().nth(1).is_some_and(|command| command == shell::PROGRAM_COMMAND);
+    if !is_confined_program {
+        crate::terminal::undumpable();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -162,6 +186,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { DONE });
         }
     };
+    #[cfg(target_os = "linux")]
+    if let Command::ConfinedProgram { first } = cli.command {
+        return shell::run_program(first);
+    }
     #[cfg(target_os = "linux")]
     if let Command::ConfinedScript = cli.command {
         return shell::run_confined();
@@ -184,15 +212,18 @@ pub fn main() -> ExitCode {
 
 async fn run(command: Command) -> Result<(), Stop> {
     match command {
-        Command::Definitions { pack, format, all } => {
-            let registry = pack.registry()?;
+        Command::Definitions { tools, format, all } => {
+            let registry = tools.registry()?;
             let definitions = if all { registry.all() } else { registry.definitions(&task(&proxy()?).await?) };
             let shaped = definitions.iter().map(|one: &Definition| one.shaped(format)).collect();
             json(&Value::Array(shaped));
         }
-        Command::Preamble => print(PREAMBLE),
-        Command::Call { pack, name, input } => {
-            let (registry, proxy) = (pack.registry()?, proxy()?);
+        Command::Preamble(ToolArgs { pack, sandboxes }) => {
+            let Tools { sandboxes, .. } = pack.with(&sandboxes)?;
+            print(format_args!("{PREAMBLE}{}", sandboxes.instructions()));
+        }
+        Command::Call { tools, name, input } => {
+            let (registry, proxy) = (tools.registry()?, proxy()?);
             let text = if input == "-" { stdin()? } else { input };
             let outcome = match serde_json::from_str(&text) {
                 Ok(given) => registry.execute(&proxy, &name, &given).await,
@@ -201,8 +232,8 @@ async fn run(command: Command) -> Result<(), Stop> {
             // In the order in which the documentation lists the fields.
             print(format_args!("{}\n", serde_json::to_string_pretty(&outcome.result).unwrap_or_default()));
         }
-        Command::Batch(pack) => {
-            let (registry, proxy) = (pack.registry()?, proxy()?);
+        Command::Batch(tools) => {
+            let (registry, proxy) = (tools.registry()?, proxy()?);
             let given = serde_json::from_str(&stdin()?).map_err(|_| batch::BatchError::NotAnArray);
             let run = match given {
                 Ok(given) => batch::run(&registry, &proxy, &given).await,
@@ -210,26 +241,30 @@ async fn run(command: Command) -> Result<(), Stop> {
             };
             json(&Value::Array(run.map_err(|error| Stop(USAGE, error.to_string()))?));
         }
-        Command::Mcp { pack, mcp } => {
-            let run = mcp.run(pack.registry()?, proxy()?).await;
+        Command::Mcp { tools, mcp } => {
+            let run = mcp.run(tools.registry()?, proxy()?).await;
             run.map_err(|error| Stop(if error.is_usage() { USAGE } else { FAILED }, error.to_string()))?;
         }
         Command::Turn { turn: Turn { is_final: true, .. }, .. } => {
             print(turn::without_calls(&stdin()?).map_err(|error| Stop(USAGE, error.to_string()))?);
         }
-        Command::Turn { pack, turn: Turn { sandboxes, sandboxes_file, allow_unconfined, .. } } => {
-            let (registry, proxy) = (pack.registry()?, proxy()?);
-            let sandboxes = std::env::current_exe().map_err(SandboxError::Program).and_then(|program| {
-                Sandboxes::register(&sandboxes, sandboxes_file.as_deref(), program, allow_unconfined)
-            });
-            let sandboxes = sandboxes.map_err(|error| Stop(USAGE, error.to_string()))?;
+        Command::Turn { pack, turn } => {
+            let proxy = proxy()?;
+            let Tools { registry, sandboxes, .. } = pack.with(&turn.sandboxes)?;
             let tell = |line: &str| print(format_args!("{line}\n"));
             let told = turn::run(&registry, &proxy, &stdin()?, Ports::Usual, &sandboxes, tell).await;
             told.map_err(|error| Stop(USAGE, error.to_string()))?;
         }
         #[cfg(target_os = "linux")]
-        Command::ConfinedScript => return Err(Stop(USAGE, String::new())),
+        Command::ConfinedScript | Command::ConfinedProgram { .. } => return Err(Stop(USAGE, String::new())),
         Command::Pack(PackCommand::Check { file, json }) => return check(&file, json),
+        Command::Sandbox(command) => {
+            let told = command.run().map_err(|error| Stop(USAGE, clean(&error.to_string())))?;
+            told.text.lines().for_each(|line| print(format_args!("{}\n", clean(line))));
+            if !told.holds {
+                return Err(Stop(FAILED, String::new()));
+            }
+        }
         Command::Completions { shell } => print(manual::completions(Cli::command(), shell)),
         Command::Man(args) => {
             let page = manual::man(Cli::command(), &args, &MANUAL_SECTIONS).map_err(|error| {
@@ -242,15 +277,48 @@ async fn run(command: Command) -> Result<(), Stop> {
     Ok(())
 }
 
-impl FromPack {
+impl ToolArgs {
+    /// Returns the tools. They work in one sandbox, which has to be said if there are several.
     fn registry(&self) -> Result<Registry, Stop> {
-        let Some(file) = &self.file else { return Ok(Registry::builtin()) };
+        let Tools { registry, sandboxes, has_sandbox } = self.pack.with(&self.sandboxes)?;
+        if !sandboxes.is_empty() && !has_sandbox {
+            return Err(Stop(USAGE, SandboxError::Several.to_string()));
+        }
+        Ok(registry)
+    }
+}
+
+/// The tools of a run, and the sandboxes of its scripts.
+struct Tools {
+    registry: Registry,
+    sandboxes: Arc<Sandboxes>,
+    /// One of the sandboxes is for tools.
+    has_sandbox: bool,
+}
+
+impl FromPack {
+    fn with(&self, args: &SandboxArgs) -> Result<Tools, Stop> {
+        let usage = |error: SandboxError| Stop(USAGE, error.to_string());
+        let pack = self.read()?;
+        let sandboxes = args.register().map_err(usage)?;
+        let sandboxes = Arc::new(match &pack {
+            Some(pack) => sandboxes.closed_by(pack),
+            None => sandboxes,
+        });
+        let of_tools = args.of_tools(&sandboxes).map_err(usage)?;
+        let has_sandbox = of_tools.is_some();
+        let registry = Registry::new(pack, of_tools).map_err(|error| Stop(USAGE, error.to_string()))?;
+        Ok(Tools { registry, sandboxes, has_sandbox })
+    }
+
+    fn read(&self) -> Result<Option<Pack>, Stop> {
+        let Some(file) = &self.file else { return Ok(None) };
         let pack = Pack::read(&read(file)?).map_err(|problems| {
             let all = problems.iter().map(|problem| format!("\n{}", clean(&problem.to_string()))).collect::<String>();
             let file = clean(&file.display().to_string());
             Stop(USAGE, format!("{file}: no tool is offered while the pack has problems:{all}"))
         })?;
-        Registry::with_pack(pack).map_err(|error| Stop(USAGE, error.to_string()))
+        Ok(Some(pack))
     }
 }
 
@@ -274,11 +342,11 @@ fn check(file: &Path, is_json: bool) -> Result<(), Stop> {
 fn gates(pack: &Pack) -> String {
     let word = |yes: bool, word: &str, other: &str| if yes { word } else { other }.to_owned();
     let rows = pack.gates().into_iter().map(|gate| {
-        let Gate { name, composed, allowed, by, served } = gate;
+        let Gate { name, composed, allowed, by, needs } = gate;
         let kind = word(composed, "tool", "primitive");
-        vec![name, kind, word(allowed, "allowed", "not allowed"), word(served, "served", "not served here"), by]
+        vec![name, kind, word(allowed, "allowed", "not allowed"), needs.unwrap_or("-").to_owned(), by]
     });
-    table(&["NAME", "KIND", "ALLOWED", "SERVED", "BY"], rows)
+    table(&["NAME", "KIND", "ALLOWED", "NEEDS", "BY"], rows)
 }
 
 fn read(file: &Path) -> Result<String, Stop> {

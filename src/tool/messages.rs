@@ -93,8 +93,15 @@ pub(super) fn too_many() -> &'static str {
     "Error: too many calls at once; wait until some have ended"
 }
 
-pub(super) fn not_served(tool: &str) -> String {
-    format!("Error: tool '{}' is not served here: exeat runs tools that use the network only", name(tool))
+pub(super) fn no_sandbox(tool: &str) -> String {
+    format!(
+        "Error: tool '{}' is not served here: it works in a sandbox, and the operator has given none to tools",
+        name(tool)
+    )
+}
+
+pub(super) fn no_programs(tool: &str) -> String {
+    format!("Error: tool '{}' is not served here: the operator has registered no command for it", name(tool))
 }
 
 pub(super) fn field_required(field: &str, tool: &str) -> String {

@@ -18,6 +18,7 @@ mod nonce;
 pub mod outcome;
 pub mod pack;
 mod pack_tools;
+mod primitives;
 pub mod proxy;
 pub mod registry;
 pub mod shell;

@@ -10,10 +10,13 @@ use tokio::time::timeout;
 use super::arguments::ArgumentError;
 use super::builtin;
 use super::call::UnsentCall;
+use super::messages;
 use super::outcome::{Outcome, State, ToolCallResult};
-use super::pack::{Lookup, Pack, Rendered, Step};
+use super::pack::{Lookup, Pack, Rendered, Step, is_open_without_pack};
+use super::primitives::{Primitive, Primitives};
 use super::proxy::Proxy;
-use super::registry::{Handler, RegisterError, Registration, Registry, Running, Withheld, refused_call};
+use super::registry::{Handler, RegisterError, Registration, Registry, Running, Withheld, refused_call, unsent_call};
+use super::shell::ToolSandbox;
 use super::tool_response::wrap_in_tags;
 use crate::model::tool::Tool;
 
@@ -29,39 +32,65 @@ const STACK: usize = 8 << 20;
 struct PackTool {
     pack: Arc<Pack>,
     goes_as: Option<Tool>,
+    primitives: Option<Arc<Primitives>>,
 }
 
 impl Registry {
-    /// Registers the built-in tools that the pack allows, and the pack's own tools.
+    /// Registers the built-in tools, the primitives that work in the sandbox, if there is one, and the pack's own tools, as far as the
+    /// pack allows them.
     ///
     /// # Errors
     /// [`RegisterError`] for a name that is taken. A parsed pack contains none.
-    pub fn with_pack(pack: Pack) -> Result<Self, RegisterError> {
+    pub fn new(pack: Option<Pack>, sandbox: Option<ToolSandbox>) -> Result<Self, RegisterError> {
         let mut registry = Self::builtin();
-        let pack = Arc::new(pack);
-        for gate in pack.gates() {
-            match pack.find(&gate.name) {
-                Lookup::Withheld(_) => registry.withhold(&gate.name, Withheld::NotEnabled),
-                Lookup::NotServed => registry.withhold(&gate.name, Withheld::NotServed),
-                Lookup::Offered(_) | Lookup::HttpRequest | Lookup::Unknown => {}
+        let writes_sql = pack.as_ref().is_some_and(Pack::allows_sql_writes);
+        let primitives = sandbox.map(|sandbox| Arc::new(Primitives::new(sandbox, writes_sql)));
+        for primitive in Primitive::ALL {
+            let name = primitive.name();
+            let is_open = match &pack {
+                Some(pack) => matches!(pack.find(name), Lookup::Primitive(_)),
+                None => is_open_without_pack(name),
+            };
+            match &primitives {
+                _ if !is_open => registry.withhold(name, Withheld::NotEnabled),
+                None => registry.withhold(name, Withheld::NoSandbox),
+                Some(primitives) if !primitives.serves(primitive) => registry.withhold(name, Withheld::NoPrograms),
+                Some(primitives) => registry.register(primitives.registration(primitive))?,
             }
         }
-        if !pack.calls_tools() {
-            Tool::ALL.into_iter().for_each(|tool| registry.withhold(tool.as_str(), Withheld::NotEnabled));
+        if let Some(pack) = pack {
+            registry.add_pack(Arc::new(pack), primitives)?;
         }
-        for tool in pack.tools() {
-            registry.register(Registration {
+        Ok(registry)
+    }
+
+    fn add_pack(&mut self, pack: Arc<Pack>, primitives: Option<Arc<Primitives>>) -> Result<(), RegisterError> {
+        for gate in pack.gates().iter().filter(|gate| !gate.allowed) {
+            self.withhold(&gate.name, Withheld::NotEnabled);
+        }
+        if !pack.calls_tools() {
+            Tool::ALL.into_iter().for_each(|tool| self.withhold(tool.as_str(), Withheld::NotEnabled));
+        }
+        for (tool, primitive) in pack.tools() {
+            let primitive = primitive.and_then(Primitive::named);
+            let withheld = primitive.and_then(|primitive| self.withheld_as(primitive.name()));
+            if let Some(withheld) = withheld {
+                self.withhold(tool.name(), withheld);
+                continue;
+            }
+            self.register(Registration {
                 name: tool.name().to_owned(),
                 handler: Arc::new(PackTool {
                     pack: pack.clone(),
                     goes_as: tool.sends_requests().then_some(Tool::HttpRequest),
+                    primitives: primitives.clone(),
                 }),
                 description: tool.description().to_owned(),
                 schema: tool.parameters().clone(),
                 requires: None,
             })?;
         }
-        Ok(registry)
+        Ok(())
     }
 }
 
@@ -71,6 +100,13 @@ impl Handler for PackTool {
             match step(&self.pack, name, given).await {
                 Ok(Step::Answer(answer)) => mocked(name, &answer),
                 Ok(Step::Request(rendered)) => send(proxy, name, rendered).await,
+                Ok(Step::Primitive { name: primitive, arguments }) => {
+                    match self.primitives.as_ref().zip(Primitive::named(primitive)) {
+                        Some((primitives, primitive)) => primitives.run(primitive, name, &arguments, proxy).await,
+                        // It is not registered without a sandbox.
+                        None => unsent_call(name, messages::no_sandbox(name)).report(proxy).await,
+                    }
+                }
                 Err(why) => {
                     let nothing = Value::Null;
                     refused_call(name, &nothing, ArgumentError::malformed(format!("Error: {why}"))).report(proxy).await

@@ -34,6 +34,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum number of fields of a response. An h2 origin may send more than the usual hundred.
 const MAX_FIELDS: usize = 1000;
+/// Maximum size of its certificate in PEM, in bytes.
+#[cfg(target_os = "linux")]
+const MAX_CERTIFICATE: usize = 16 * 1024;
 /// Maximum size of a document of the proxy, in bytes.
 const MAX_DOCUMENT: usize = 4_000_000;
 
@@ -64,6 +67,9 @@ pub enum ProxyUnreachable {
     /// The request timed out.
     #[error("the proxy at {0} did not answer in time")]
     TimedOut(String),
+    /// The proxy refuses its certificate.
+    #[error("the proxy refuses its certificate ({0})")]
+    NoCertificate(String),
     /// The request cannot be represented.
     #[error("the request cannot be sent")]
     Unwritable,
@@ -208,6 +214,42 @@ impl Proxy {
         })
     }
 
+    /// Opens a tunnel to `HOST:PORT`. The outer error is one of the connection, the inner one the refusal of the proxy.
+    #[cfg(target_os = "linux")]
+    pub(super) async fn tunnel(&self, to: &str) -> Result<Result<hyper::upgrade::Upgraded, Refused>, ProxyUnreachable> {
+        let request = Request::builder().method(Method::CONNECT).uri(to).body(Full::new(Bytes::new()));
+        let request = request.map_err(|_| ProxyUnreachable::Unwritable)?;
+        let answer = timeout(CALL_TIMEOUT, self.exchange(request))
+            .await
+            .map_err(|_| ProxyUnreachable::TimedOut(self.to_string()))??;
+        if answer.refusal().is_some() {
+            return answer.refused(self).await.map(Err);
+        }
+        if !answer.response.status().is_success() {
+            return Err(ProxyUnreachable::NotExeat(self.to_string()));
+        }
+        let (response, _connection) = answer.into_parts();
+        let upgraded = hyper::upgrade::on(response).await;
+        upgraded.map(Ok).map_err(|_| ProxyUnreachable::Broken(self.to_string()))
+    }
+
+    /// Returns the certificate of the interception CA in PEM. `None` if the proxy has none.
+    #[cfg(target_os = "linux")]
+    pub(super) async fn ca_certificate(&self) -> Result<Option<String>, ProxyUnreachable> {
+        let request = Request::builder().uri("/v1/self/ca.pem").body(Full::new(Bytes::new()));
+        let answer = self.send(request.map_err(|_| ProxyUnreachable::Unwritable)?).await?;
+        match answer.response.status() {
+            http::StatusCode::NOT_FOUND => return Ok(None),
+            status if status.is_success() => {}
+            _ => return Err(ProxyUnreachable::NoCertificate(answer.refusal().unwrap_or("unknown").to_owned())),
+        }
+        let (response, _connection) = answer.into_parts();
+        let body = timeout(CALL_TIMEOUT, Limited::new(response.into_body(), MAX_CERTIFICATE).collect()).await;
+        let body = body.map_err(|_| ProxyUnreachable::TimedOut(self.to_string()))?;
+        let body = body.map_err(|_| ProxyUnreachable::Broken(self.to_string()))?;
+        Ok(String::from_utf8(body.to_bytes().into()).ok())
+    }
+
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, ProxyUnreachable> {
         let connected = timeout(CONNECT_TIMEOUT, self.connected()).await;
         let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -223,7 +265,7 @@ impl Proxy {
         let (mut sender, connection) = handshake.await.map_err(broken)?;
         let task = tokio::spawn(async move {
             // Errors reach the caller that waits for the response.
-            let _ = connection.await;
+            let _ = connection.with_upgrades().await;
         });
         let connection = Connection { _task: AbortOnDropHandle::new(task) };
         let response = sender.send_request(self.with_proxy_fields(request)?).await.map_err(broken)?;

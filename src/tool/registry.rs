@@ -10,9 +10,10 @@ use super::call::UnsentCall;
 use super::definition::Definition;
 use super::nonce::nonce;
 use super::outcome::Outcome;
+use super::primitives::Primitive;
 use super::proxy::Proxy;
 use super::task::Task;
-use super::{builtin, messages, pack};
+use super::{builtin, messages};
 use crate::model::name::is_plain;
 use crate::model::refusal::Deny;
 use crate::model::tool::Tool;
@@ -75,8 +76,10 @@ pub struct Registry {
 pub enum Withheld {
     /// The pack's policy does not allow it.
     NotEnabled,
-    /// exeat does not serve it.
-    NotServed,
+    /// The operator has registered no program for it.
+    NoPrograms,
+    /// It works in a sandbox, and there is none.
+    NoSandbox,
 }
 
 /// A built-in tool.
@@ -94,8 +97,8 @@ impl Registry {
             schema: builtin::schema(tool),
             requires: None,
         });
-        let elsewhere = pack::not_served().map(|name| (name.to_owned(), Withheld::NotServed));
-        Self { tools: registered.into(), withheld: elsewhere.collect() }
+        let elsewhere = Primitive::ALL.map(|primitive| (primitive.name().to_owned(), Withheld::NoSandbox));
+        Self { tools: registered.into(), withheld: elsewhere.into() }
     }
 
     /// Registers a tool.
@@ -135,10 +138,15 @@ impl Registry {
 
     /// Returns the text for a model if a tool cannot be called, whatever the task has.
     pub(super) fn why_withheld(&self, name: &str) -> Option<String> {
-        match self.withheld.iter().find(|(known, _)| known == name)? {
-            (_, Withheld::NotEnabled) => Some(messages::not_enabled(name)),
-            (_, Withheld::NotServed) => Some(messages::not_served(name)),
-        }
+        Some(match self.withheld_as(name)? {
+            Withheld::NotEnabled => messages::not_enabled(name),
+            Withheld::NoPrograms => messages::no_programs(name),
+            Withheld::NoSandbox => messages::no_sandbox(name),
+        })
+    }
+
+    pub(super) fn withheld_as(&self, name: &str) -> Option<Withheld> {
+        self.withheld.iter().find(|(known, _)| known == name).map(|(_, why)| *why)
     }
 
     /// Refuses a call whose arguments could not be parsed.
@@ -166,7 +174,7 @@ fn is_enabled(tool: &Registration, task: &Task) -> bool {
     goes && tool.requires.as_ref().is_none_or(|credential| task.can_use(credential))
 }
 
-fn unsent_call(name: &str, text: String) -> UnsentCall {
+pub(super) fn unsent_call(name: &str, text: String) -> UnsentCall {
     UnsentCall { tool: name.to_owned(), text, reason: Some(Deny::ToolNotEnabled.into()), ..UnsentCall::default() }
 }
 

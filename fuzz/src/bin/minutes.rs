@@ -7,7 +7,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let wanted = args.first().map_or("", String::as_str);
     let Some((name, run, seeds)) = exeat_fuzz::TARGETS.into_iter().find(|(name, ..)| *name == wanted) else {
-        return eprintln!("minutes TARGET SECONDS [SEED], TARGET one of coding, hello, scan, websocket");
+        return eprintln!("minutes TARGET SECONDS [SEED], TARGET one of coding, hello, scan, scripts, websocket");
     };
     let number = |at: usize, otherwise: u64| args.get(at).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
     let mut random = Random(number(2, 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

@@ -17,6 +17,7 @@ use super::template::{Scope, Secrets, Template, no_workspace_secret};
 use super::yaml::Node;
 use crate::model::name::is_plain;
 use crate::model::tool::Tool;
+use crate::tool::primitives::Primitive;
 
 const KEYS: [&str; 4] = ["name", "description", "parameters", "implementation"];
 const PLAIN_KEYS: [&str; 3] = ["type", "primitive", "args"];
@@ -180,7 +181,27 @@ fn action(fields: &Fields<'_>, name: &str, parameters: &Value, findings: &Findin
         return Action::Unread(Some(primitive));
     }
     let template = fields.node("args").map(|node| scope.template(node, &args.place, ELSEWHERE));
+    if let (Some(known), Some(Template::Map(given))) = (Primitive::named(&primitive), &template) {
+        check_arguments(known, &args, given, findings);
+    }
     Action::Args(primitive, template)
+}
+
+/// Checks the arguments of a primitive that works in a sandbox, as far as they are known.
+fn check_arguments(primitive: Primitive, args: &Fields<'_>, given: &[(String, Template)], findings: &Findings) {
+    let (name, schema, names) = (primitive.name(), primitive.schema(), primitive.arguments());
+    args.report_others(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    for missing in primitive.required().iter().filter(|required| !args.has(required)) {
+        findings.problem(&args.place, format!("{name} requires {}, which is missing", quoted(missing)));
+    }
+    for (key, value) in given {
+        let (Template::Literal(value), Some(expected)) = (value, schema.pointer(&format!("/properties/{key}"))) else {
+            continue;
+        };
+        if !jsonschema::is_valid(expected, value) {
+            findings.problem(&args.at(key), format!("{name} does not take this value"));
+        }
+    }
 }
 
 fn args<'p>(fields: &Fields<'p>, findings: &'p Findings) -> Option<Fields<'p>> {
@@ -213,7 +234,10 @@ impl Draft {
             (Action::Mock(mock), _) => Does::Mock(mock),
             (Action::Request(request), _) => Does::Request(request),
             (Action::Args(_, template), Some(next)) => Does::Delegate { args: template?, next },
-            (Action::Args(primitive, _), None) => Does::NotServed(primitive),
+            (Action::Args(name, template), None) => {
+                let (name, _) = primitive(&name)?;
+                Does::Primitive { args: template?, name }
+            }
             (Action::Unread(_), _) => return None,
         };
         Some(Composed::new(self.name, self.description, self.schema?, does))

@@ -28,8 +28,11 @@ pub(super) enum Does {
         args: Template,
         next: Arc<Composed>,
     },
-    /// A primitive that exeat does not serve.
-    NotServed(String),
+    /// A primitive that works in a sandbox.
+    Primitive {
+        args: Template,
+        name: &'static str,
+    },
     Mock(Mock),
     Request(Request),
 }
@@ -39,6 +42,13 @@ pub(super) enum Does {
 pub enum Step {
     /// The response of a mock.
     Answer(Value),
+    /// A call of another primitive to make, in a sandbox.
+    Primitive {
+        /// The primitive.
+        name: &'static str,
+        /// Its arguments.
+        arguments: Value,
+    },
     /// A call of `http_request` to make.
     Request(Rendered),
 }
@@ -71,7 +81,7 @@ impl Composed {
     pub fn sends_requests(&self) -> bool {
         match &self.does {
             Does::Delegate { next, .. } => next.sends_requests(),
-            Does::NotServed(_) | Does::Mock(_) => false,
+            Does::Primitive { .. } | Does::Mock(_) => false,
             Does::Request(_) => true,
         }
     }
@@ -93,7 +103,10 @@ impl Composed {
                 let inner = Values::new(arguments, "").fill(args)?.unwrap_or_default();
                 next.step(&inner).map_err(|why| format!("{}: {why}", next.name))
             }
-            Does::NotServed(primitive) => Err(format!("{primitive} is not served here")),
+            Does::Primitive { args, name } => {
+                let arguments = Values::new(arguments, "").fill(args)?.unwrap_or_default();
+                Ok(Step::Primitive { name, arguments })
+            }
             Does::Mock(mock) => mock.answer(arguments).map(Step::Answer),
             Does::Request(request) => request.fill(arguments, nonce()?).map(Step::Request),
         }

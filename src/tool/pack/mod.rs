@@ -1,7 +1,7 @@
-//! Packs: tools composed of `http_request`. A pack is checked as a whole before any of its tools is offered.
+//! Packs: tools composed of primitives. A pack is checked as a whole before any of its tools is offered.
 //!
-//! The order of use is `Pack::read`, [`Pack::tools`], [`Composed::run`] and [`Step`]. Nothing here performs a request:
-//! the caller sends it, and the proxy judges it like any other.
+//! The order of use is `Pack::read`, [`Pack::tools`], [`Composed::run`] and [`Step`]. Nothing here performs a request or
+//! touches a file: the caller sends the request, and the proxy judges it like any other, or has a sandbox run the primitive.
 
 mod compose;
 mod composed;
@@ -30,6 +30,8 @@ use place::{Findings, Place};
 use policy::{HTTP_REQUEST, Lock, PRIMITIVES, Policy, primitive};
 use yaml::Node;
 
+use super::primitives::Primitive;
+
 /// A valid pack.
 #[derive(Debug)]
 pub struct Pack {
@@ -42,7 +44,8 @@ pub struct Pack {
 struct Entry {
     tool: std::sync::Arc<Composed>,
     judged: Result<String, String>,
-    served: bool,
+    /// The primitive at the end of its delegation. `None` for a mock.
+    primitive: Option<&'static str>,
 }
 
 /// One row of the gate table.
@@ -56,8 +59,8 @@ pub struct Gate {
     pub allowed: bool,
     /// The part of the pack that decides this.
     pub by: String,
-    /// Whether exeat serves it.
-    pub served: bool,
+    /// What it needs to be offered: nothing, a sandbox, or one with commands for it.
+    pub needs: Option<&'static str>,
 }
 
 /// The meaning of a name in a pack.
@@ -65,19 +68,26 @@ pub struct Gate {
 pub enum Lookup<'p> {
     /// The primitive `http_request`, which may be called.
     HttpRequest,
-    /// Allowed, but it uses or is a primitive that exeat does not serve.
-    NotServed,
-    /// A composed tool that may be called.
+    /// A composed tool that may be called, where its primitive is served.
     Offered(&'p Composed),
+    /// Another primitive that may be called, in a sandbox.
+    Primitive(&'static str),
     /// The name is unknown.
     Unknown,
     /// Closed by the pack, with the reason.
     Withheld(String),
 }
 
-/// Returns the known primitives that exeat does not serve.
-pub fn not_served() -> impl Iterator<Item = &'static str> {
-    PRIMITIVES.iter().map(|(name, _)| *name).filter(|name| *name != HTTP_REQUEST)
+/// Returns whether a primitive that works in a sandbox may be called without a pack, as with an empty one.
+pub(super) fn is_open_without_pack(name: &str) -> bool {
+    primitive(name).is_some_and(|(_, lock)| Policy::default().check_lock(lock).is_ok())
+}
+
+fn needs(primitive: &str) -> Option<&'static str> {
+    match Primitive::named(primitive)? {
+        Primitive::RunTests | Primitive::Build | Primitive::Exec => Some("a sandbox with commands"),
+        _ => Some("a sandbox"),
+    }
 }
 
 impl Pack {
@@ -110,24 +120,23 @@ impl Pack {
                     policy.calls_tools().and_then(|()| policy.check_lock(lock)).map(over).map_err(over)
                 }
             };
-            Entry { tool, judged, served: target.primitive.is_none_or(|name| name == HTTP_REQUEST) }
+            Entry { tool, judged, primitive: target.primitive }
         };
         let tools = linked.into_iter().map(entry).collect();
         Self { policy, tools }
     }
 
-    /// Returns all primitives, then all composed tools: whether they are allowed and by what, and whether exeat serves
-    /// them.
+    /// Returns all primitives, then all composed tools: whether they are allowed and by what, and what they need.
     #[must_use]
     pub fn gates(&self) -> Vec<Gate> {
-        let row = |name: &str, composed: bool, judged: &Result<String, String>, served: bool| {
+        let row = |name: &str, composed: bool, judged: &Result<String, String>, primitive: Option<&str>| {
             let (Ok(by) | Err(by)) = judged.clone();
-            Gate { name: name.to_owned(), composed, allowed: judged.is_ok(), by, served }
+            let needs = primitive.and_then(needs);
+            Gate { name: name.to_owned(), composed, allowed: judged.is_ok(), by, needs }
         };
-        let primitives = PRIMITIVES
-            .iter()
-            .map(|(name, lock)| row(name, false, &self.policy.check_lock(*lock), *name == HTTP_REQUEST));
-        let tools = self.tools.iter().map(|entry| row(entry.tool.name(), true, &entry.judged, entry.served));
+        let primitives =
+            PRIMITIVES.iter().map(|(name, lock)| row(name, false, &self.policy.check_lock(*lock), Some(name)));
+        let tools = self.tools.iter().map(|entry| row(entry.tool.name(), true, &entry.judged, entry.primitive));
         primitives.chain(tools).collect()
     }
 
@@ -143,9 +152,21 @@ impl Pack {
         self.policy.check_lock(Lock::Network).is_ok()
     }
 
-    /// Returns the composed tools that may be called, in document order.
-    pub fn tools(&self) -> impl Iterator<Item = &Composed> {
-        self.tools.iter().filter(|entry| entry.served && entry.judged.is_ok()).map(|entry| &*entry.tool)
+    /// Returns whether `query_sql` may change databases.
+    #[must_use]
+    pub fn allows_sql_writes(&self) -> bool {
+        self.policy.sql_writes
+    }
+
+    /// Returns the reason why scripts may not use a primitive under another name, if they may not.
+    pub(super) fn why_closed(&self, name: &str) -> Option<String> {
+        primitive(name).and_then(|(_, lock)| self.policy.check_lock(lock).err())
+    }
+
+    /// Returns the composed tools that may be called, in document order, each with the primitive at the end of its delegation. A
+    /// mock has none.
+    pub fn tools(&self) -> impl Iterator<Item = (&Composed, Option<&'static str>)> {
+        self.tools.iter().filter(|entry| entry.judged.is_ok()).map(|entry| (&*entry.tool, entry.primitive))
     }
 
     /// Returns the meaning of a name.
@@ -154,15 +175,14 @@ impl Pack {
         if let Some(entry) = self.tools.iter().find(|entry| entry.tool.name() == name) {
             return match &entry.judged {
                 Err(why) => Lookup::Withheld(why.clone()),
-                Ok(_) if entry.served => Lookup::Offered(&entry.tool),
-                Ok(_) => Lookup::NotServed,
+                Ok(_) => Lookup::Offered(&entry.tool),
             };
         }
         match primitive(name).map(|(primitive, lock)| (primitive, self.policy.check_lock(lock))) {
             None => Lookup::Unknown,
             Some((_, Err(why))) => Lookup::Withheld(why),
             Some((HTTP_REQUEST, Ok(_))) => Lookup::HttpRequest,
-            Some((_, Ok(_))) => Lookup::NotServed,
+            Some((name, Ok(_))) => Lookup::Primitive(name),
         }
     }
 }

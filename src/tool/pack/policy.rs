@@ -6,7 +6,7 @@ use super::mapping::{Fields, quoted};
 use super::place::Findings;
 use super::yaml::Node;
 
-/// The only primitive that exeat serves.
+/// The primitive that sends requests. The others work in a sandbox.
 pub(super) const HTTP_REQUEST: &str = "http_request";
 
 const VERSION: [&str; 4] = ["execution_mode", "sandbox", "tool_policy", "tools"];
@@ -44,6 +44,7 @@ pub(super) struct Policy {
     prompt_eval: bool,
     kinds: Vec<String>,
     shell: bool,
+    pub(super) sql_writes: bool,
     network_denied: bool,
     network_access: bool,
 }
@@ -86,7 +87,7 @@ impl Policy {
     }
 
     fn rules(&mut self, rules: &Fields<'_>, findings: &Findings) {
-        rules.report_others(&["allowed_tool_kinds", "allow_shell", "allow_network"]);
+        rules.report_others(&["allowed_tool_kinds", "allow_shell", "allow_network", "allow_sql_writes"]);
         for (place, kind) in rules.texts("allowed_tool_kinds") {
             if kind == "shell" {
                 findings.problem(&place, "shell is not a kind; use allow_shell: true");
@@ -97,6 +98,7 @@ impl Policy {
             self.kinds.push(kind.to_owned());
         }
         self.shell = rules.bool("allow_shell").unwrap_or(false);
+        self.sql_writes = rules.bool("allow_sql_writes").unwrap_or(false);
         self.network_denied = rules.bool("allow_network") == Some(false);
     }
 
@@ -164,6 +166,7 @@ fn check_cidr(text: &str) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::tool::pack::place::Place;
+    use crate::tool::primitives::Primitive;
 
     fn policy(yaml: &str) -> Policy {
         let node = Node::read(yaml).unwrap();
@@ -171,6 +174,15 @@ mod tests {
         let policy = Policy::read(&Fields::of(&node, Place::default(), &findings).unwrap(), &findings);
         assert!(findings.is_empty(), "{:?}", findings.into_problems(&node));
         policy
+    }
+
+    /// All but `http_request` are the primitives that work in a sandbox.
+    #[test]
+    fn each_primitive_has_a_gate() {
+        let in_sandbox = Primitive::ALL.map(Primitive::name);
+        let with_gate: Vec<&str> =
+            PRIMITIVES.iter().map(|(name, _)| *name).filter(|name| *name != HTTP_REQUEST).collect();
+        assert_eq!(with_gate, in_sandbox);
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn reports_problems_with_a_version() {
         ("version: {tool_policy: []}", "version.tool_policy: must be a mapping, not a list".to_owned()),
         (
             "version: {tool_policy: {allow_shel: true}}",
-            "version.tool_policy.allow_shel: unknown key; known: allowed_tool_kinds, allow_shell, allow_network"
+            "version.tool_policy.allow_shel: unknown key; known: allowed_tool_kinds, allow_shell, allow_network, allow_sql_writes"
                 .to_owned(),
         ),
         (
@@ -197,8 +197,20 @@ fn reports_problems_with_a_tool() {
         (tool("t", "{primitive: http_request, args: }"), ".implementation.args: missing"),
         (tool("t", "{primitive: read_file, args: x}"), ".implementation.args: must be a mapping, not text"),
         (
-            tool("t", "{primitive: read_file, args: {}, retries: 3}"),
+            tool("t", "{primitive: submit, args: {answer: x}, retries: 3}"),
             ".implementation.retries: unknown key; known: type, primitive, args",
+        ),
+        (
+            tool("t", "{primitive: read_file, args: {}}"),
+            ".implementation.args: read_file requires \"path\", which is missing",
+        ),
+        (
+            tool("t", "{primitive: read_file, args: {path: a, lines: 3}}"),
+            ".implementation.args.lines: unknown key; known: limit, offset, path",
+        ),
+        (
+            tool("t", "{primitive: list_files, args: {depth: 99}}"),
+            ".implementation.args.depth: list_files does not take this value",
         ),
         (
             tool("t", "{primitive: read_file, args: {path: ['${missing}']}}"),
@@ -213,16 +225,16 @@ fn reports_problems_with_a_tool() {
             ".implementation.args.path: a ${ that no } closes; $${ is the text ${",
         ),
         (
-            tool("t", "{primitive: read_file, args: {'${sku}': x}}"),
-            ".implementation.args[\"${sku}\"]: placeholders are not allowed in keys",
+            tool("t", "{primitive: submit, args: {answer: {'${sku}': x}}}"),
+            ".implementation.args.answer[\"${sku}\"]: placeholders are not allowed in keys",
         ),
         (
-            tool("t", "{primitive: exec, args: {argv: ['${secrets.K}']}}"),
-            ".implementation.args.argv[0]: ${secrets.K} reaches only a tool whose implementation.primitive is http_request",
+            tool("t", "{primitive: exec, args: {command: ['${secrets.K}']}}"),
+            ".implementation.args.command[0]: ${secrets.K} reaches only a tool whose implementation.primitive is http_request",
         ),
         (
-            tool("t", "{primitive: exec, args: {argv: ['workspace-secret://K']}}"),
-            ".implementation.args.argv[0]: workspace-secret:// belongs in the credential sources of the proxy's configuration; a pack says ${secrets.NAME}",
+            tool("t", "{primitive: exec, args: {command: ['workspace-secret://K']}}"),
+            ".implementation.args.command[0]: workspace-secret:// belongs in the credential sources of the proxy's configuration; a pack says ${secrets.NAME}",
         ),
     ];
     for (tool, want) in rows {
@@ -327,7 +339,7 @@ fn refuses_cycles_and_long_chains() {
     );
     let chain = |jumps: usize| {
         let mut tools: Vec<String> = (1..jumps).map(|n| delegate(&format!("t{n}"), &format!("t{}", n + 1))).collect();
-        tools.push(delegate(&format!("t{jumps}"), "read_file"));
+        tools.push(tool(&format!("t{jumps}"), "{primitive: read_file, args: {path: a}}"));
         pack(&tools)
     };
     read(&chain(8));
@@ -370,8 +382,12 @@ fn other_sections_of_a_challenge_pack_are_ignored() {
     assert_eq!(read(yaml).tools().count(), 0);
 }
 
+fn names(pack: &Pack) -> Vec<&str> {
+    pack.tools().map(|(tool, _)| tool.name()).collect()
+}
+
 #[test]
-fn the_gate_table_is_complete_and_only_open_served_tools_are_offered() {
+fn the_gate_table_is_complete_and_only_open_tools_are_offered() {
     let tools = |tools: &[String], policy: &str| {
         let items: String = tools.iter().map(|tool| format!("    - {tool}\n")).collect();
         format!("version: {policy}\ntools:\n  custom:\n{items}")
@@ -379,18 +395,21 @@ fn the_gate_table_is_complete_and_only_open_served_tools_are_offered() {
     let all = [
         tool("net", "{primitive: http_request, args: {url: 'https://h.example/'}}"),
         tool("via", "{primitive: net, args: {}}"),
-        tool("file", "{primitive: read_file, args: {}}"),
+        tool("file", "{primitive: read_file, args: {path: a.txt}}"),
         tool("mock", "{type: mock, strategy: echo, primitive: exec}"),
         tool("over_mock", "{primitive: mock, args: {}}"),
     ];
     let open = read(&tools(&all, "{sandbox: {network_access: true}}"));
-    assert_eq!(open.tools().map(Composed::name).collect::<Vec<_>>(), ["net", "via", "mock", "over_mock"]);
+    assert_eq!(names(&open), ["net", "via", "file", "mock", "over_mock"]);
     assert!(open.offers_http_request() && matches!(open.find("http_request"), Lookup::HttpRequest));
-    assert!(matches!(open.find("file"), Lookup::NotServed) && matches!(open.find("read_file"), Lookup::NotServed));
+    assert!(
+        matches!(open.find("file"), Lookup::Offered(_))
+            && matches!(open.find("read_file"), Lookup::Primitive("read_file"))
+    );
     assert!(matches!(open.find("none"), Lookup::Unknown) && matches!(open.find("exec"), Lookup::Withheld(_)));
 
     let shut = read(&tools(&all, "{tool_policy: {allowed_tool_kinds: [build]}}"));
-    assert_eq!(shut.tools().map(Composed::name).collect::<Vec<_>>(), ["mock", "over_mock"]);
+    assert_eq!(names(&shut), ["mock", "over_mock"]);
     assert!(!shut.offers_http_request());
     let Lookup::Withheld(why) = shut.find("via") else { panic!() };
     assert_eq!(why, "over http_request: version.sandbox.network_access is not true");
@@ -398,8 +417,11 @@ fn the_gate_table_is_complete_and_only_open_served_tools_are_offered() {
     assert_eq!(gates.len(), 12 + 5);
     let file = gates.iter().find(|gate| gate.name == "file").unwrap();
     let by = "over read_file: version.tool_policy.allowed_tool_kinds does not list file";
-    assert_eq!(*file, Gate { name: "file".into(), composed: true, allowed: false, by: by.into(), served: false });
-    let served: Vec<&str> = gates.iter().filter(|gate| gate.served).map(|gate| gate.name.as_str()).collect();
+    assert_eq!(
+        *file,
+        Gate { name: "file".into(), composed: true, allowed: false, by: by.into(), needs: Some("a sandbox") }
+    );
+    let served: Vec<&str> = gates.iter().filter(|gate| gate.needs.is_none()).map(|gate| gate.name.as_str()).collect();
     assert_eq!(served, ["http_request", "net", "via", "mock", "over_mock"]);
 
     let quiet = read(&tools(&all, "{execution_mode: prompt_eval, sandbox: {network_access: true}}"));
@@ -507,10 +529,7 @@ fn every_documented_pack_is_valid() {
     }
     let example = read(include_str!("../../../config/pack.example.yaml"));
     assert!(example.offers_http_request());
-    assert_eq!(
-        example.tools().map(Composed::name).collect::<Vec<_>>(),
-        ["check_inventory", "reserve", "shipping_rates"]
-    );
+    assert_eq!(names(&example), ["check_inventory", "reserve", "shipping_rates"]);
 }
 
 #[test]
@@ -560,7 +579,7 @@ proptest! {
         for tool in both {
             match run(&tool, &arguments) {
                 Err(why) => prop_assert!(why.chars().count() <= 1001),
-                Ok(Step::Answer(_)) => {}
+                Ok(Step::Answer(_) | Step::Primitive { .. }) => {}
                 Ok(Step::Request(rendered)) => {
                     let url = rendered.arguments["url"].as_str().unwrap().to_owned();
                     prop_assert!(url.strip_prefix("https://h.example").is_some_and(|rest| rest.starts_with(['/', '?', '#'])), "{}", url);

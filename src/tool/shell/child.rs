@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::compile::Extra;
 use super::local::{self, VerbError};
 use super::workspace::Workspace;
 use super::{confinement, executor};
@@ -25,6 +26,16 @@ pub(super) struct Setup {
     pub(super) allow_unconfined: bool,
 }
 
+/// Operations, which are run in order. There is a reply for each, until one that ends them.
+#[derive(Deserialize, Serialize)]
+pub(super) struct Batch {
+    pub(super) requests: Vec<Request>,
+    /// The time for all of them. An operation that is reached later is not run.
+    pub(super) milliseconds: u64,
+    /// The bytes that the script may still write.
+    pub(super) may_write: u64,
+}
+
 /// An operation whose arguments are known.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Request {
@@ -35,8 +46,21 @@ pub(super) struct Request {
     /// The texts of a `FilePatch`.
     pub(super) patches: Vec<(String, String)>,
     pub(super) milliseconds: u64,
-    /// The bytes that the script may still write.
-    pub(super) may_write: u64,
+    /// If it fails, those after it are not run.
+    pub(super) ends_batch: bool,
+}
+
+impl Request {
+    /// Returns the request to run a verb.
+    pub(super) fn new(verb: &str, args: Vec<String>, extra: &Extra, within: Duration) -> Self {
+        let (template, patches) = match extra {
+            Extra::None => (None, Vec::new()),
+            Extra::Template { source, values } => (Some((source.to_string(), values.clone())), Vec::new()),
+            Extra::Patches(patches) => (None, patches.clone()),
+        };
+        let milliseconds = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        Self { verb: verb.to_owned(), args, template, patches, milliseconds, ends_batch: true }
+    }
 }
 
 /// The answer to a request, and to the first message.
@@ -54,6 +78,8 @@ pub(super) enum ReplyState {
     Denied,
     Failed,
     TimedOut,
+    /// The time for all operations was over before this one. It ends the batch.
+    NotRun,
 }
 
 impl From<ReplyState> for State {
@@ -61,7 +87,7 @@ impl From<ReplyState> for State {
         match state {
             ReplyState::Completed => Self::Completed,
             ReplyState::Denied => Self::Denied,
-            ReplyState::Failed | ReplyState::TimedOut => Self::Failed,
+            ReplyState::Failed | ReplyState::TimedOut | ReplyState::NotRun => Self::Failed,
         }
     }
 }
@@ -88,20 +114,39 @@ fn serve() -> io::Result<()> {
         return Ok(());
     }
     let mut workspace = Workspace::new(directory)?;
-    while let Some(request) = receive::<Request>(&mut socket)? {
-        let time = Duration::from_millis(request.milliseconds);
-        workspace.until = Instant::now().checked_add(time).unwrap_or_else(Instant::now);
-        workspace.may_write.set(request.may_write);
-        let (state, text) = match local::run(&request, &workspace) {
-            Ok(text) => (ReplyState::Completed, text),
-            Err(VerbError::Denied(text)) => (ReplyState::Denied, text),
-            Err(VerbError::Failed(text) | VerbError::Missing(text)) => (ReplyState::Failed, text),
-            Err(VerbError::TimedOut) => (ReplyState::TimedOut, String::new()),
-        };
-        let written = request.may_write.saturating_sub(workspace.may_write.get());
-        send(&mut socket, &Reply { state, text, written })?;
+    while let Some(batch) = receive::<Batch>(&mut socket)? {
+        workspace.may_write.set(batch.may_write);
+        let end = after(batch.milliseconds);
+        for request in batch.requests {
+            let may_write = workspace.may_write.get();
+            let (state, text) = if Instant::now() >= end {
+                (ReplyState::NotRun, String::new())
+            } else {
+                workspace.until = after(request.milliseconds).min(end);
+                run(&request, &workspace)
+            };
+            let written = may_write.saturating_sub(workspace.may_write.get());
+            send(&mut socket, &Reply { state, text, written })?;
+            let is_end = state == ReplyState::NotRun || (request.ends_batch && state != ReplyState::Completed);
+            if is_end {
+                break;
+            }
+        }
     }
     Ok(())
+}
+
+fn after(milliseconds: u64) -> Instant {
+    Instant::now().checked_add(Duration::from_millis(milliseconds)).unwrap_or_else(Instant::now)
+}
+
+fn run(request: &Request, workspace: &Workspace) -> (ReplyState, String) {
+    match local::run(request, workspace) {
+        Ok(text) => (ReplyState::Completed, text),
+        Err(VerbError::Denied(text)) => (ReplyState::Denied, text),
+        Err(VerbError::Failed(text) | VerbError::Missing(text)) => (ReplyState::Failed, text),
+        Err(VerbError::TimedOut) => (ReplyState::TimedOut, String::new()),
+    }
 }
 
 fn receive<T: for<'a> Deserialize<'a>>(socket: &mut File) -> io::Result<Option<T>> {

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::options::Options;
 use super::path::{WORKSPACE, WorkspacePath};
+use super::programs::Purpose;
 use super::sandbox::Sandbox;
 use super::script::{Detail, MAX_OPERATIONS, Operation, Predicate, Problems, Script, read_all};
-use super::table::{Verb, access};
+use super::table::{Place, Verb, access, runs_in};
 use crate::tool::messages;
 
 pub(super) const MAX_CAPTURES: usize = 16;
@@ -41,6 +42,29 @@ pub(super) struct Step {
     /// The step at which the script goes on if this one fails.
     pub(super) on_failure: Option<usize>,
     pub(super) capture: Option<String>,
+}
+
+impl Step {
+    /// Returns its arguments if all of them are known before the script runs.
+    pub(super) fn known_arguments(&self) -> Option<Vec<String>> {
+        self.args.iter().map(Template::known).collect()
+    }
+
+    /// Returns whether everything about this step of the confined process is known before the script runs, and it is run once.
+    pub(super) fn is_independent(&self) -> bool {
+        runs_in(self.verb.name) == Place::Sandbox
+            && self.guards.is_empty()
+            && self.retries == 0
+            && self.args.iter().all(|arg| arg.known().is_some())
+    }
+}
+
+impl Extra {
+    /// Returns the size of its texts, in bytes.
+    pub(super) fn size(&self) -> usize {
+        let (Self::Template { values: pairs, .. } | Self::Patches(pairs)) = self else { return 0 };
+        pairs.iter().map(|(one, other)| one.len().saturating_add(other.len())).fold(0, usize::saturating_add)
+    }
 }
 
 /// The part that only some verbs have.
@@ -101,6 +125,15 @@ impl Template {
         self.0.iter().map(piece).fold(0, usize::saturating_add)
     }
 
+    /// Returns whether it may have the output of a program: that of the step before, or one of these captures.
+    fn is_tainted(&self, tainted: &BTreeSet<String>) -> bool {
+        self.0.iter().any(|piece| match piece {
+            Piece::Text(_) => false,
+            Piece::Previous => true,
+            Piece::Capture(name) => tainted.contains(name),
+        })
+    }
+
     /// Returns the text if it is known before the script runs.
     fn known(&self) -> Option<String> {
         let texts = self.0.iter().map(|piece| match piece {
@@ -131,6 +164,7 @@ pub(super) fn compile(script: &serde_json::Value, sandbox: &Sandbox) -> Result<P
         options: &options,
         problems,
         captures: BTreeSet::new(),
+        tainted: BTreeSet::new(),
         later: BTreeSet::new(),
         labels: BTreeMap::new(),
         jumps: Vec::new(),
@@ -170,6 +204,8 @@ struct Compiler<'a> {
     problems: Problems,
     /// The captures of the operations so far.
     captures: BTreeSet<String>,
+    /// Those that may have the output of a program.
+    tainted: BTreeSet<String>,
     /// The captures of the whole script.
     later: BTreeSet<String>,
     /// The steps with labels.
@@ -319,6 +355,9 @@ impl Compiler<'_> {
                 self.check_known(verb, index, &text, &place);
             }
         }
+        if verb.name == "ProcRun" {
+            self.check_program(&args, &place);
+        }
         let extra = self.extra(operation, &place, item);
         let at = self.steps.len();
         if let Some(label) = &operation.label {
@@ -331,6 +370,9 @@ impl Compiler<'_> {
             self.jumps.push((at, place.clone(), label.clone()));
         }
         if let Some(name) = &operation.capture {
+            if verb.name == "ProcRun" || args.iter().any(|arg| arg.is_tainted(&self.tainted)) {
+                self.tainted.insert(name.clone());
+            }
             self.capture(name, &place);
         }
         self.steps.push(Step {
@@ -344,6 +386,21 @@ impl Compiler<'_> {
             on_failure: None,
             capture: operation.capture.clone(),
         });
+    }
+
+    /// Judges the command of a program: what one has written is in no command, and a command that is known matches a template.
+    fn check_program(&mut self, args: &[Template], place: &str) {
+        if args.iter().any(|arg| arg.is_tainted(&self.tainted)) {
+            let text = "no argument of ProcRun has $PREV, or a capture of what a program has written";
+            return self.problems.denied(place, text);
+        }
+        let known: Option<Vec<String>> = args.iter().map(Template::known).collect();
+        if let Some(Err(text)) = known
+            .filter(|_| !self.sandbox.programs.is_empty())
+            .map(|known| self.sandbox.programs.command(&known, Purpose::Script))
+        {
+            self.problems.denied(place, text);
+        }
     }
 
     /// Judges an argument that is known before the script runs.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::compile::MAX_CAPTURES;
+use super::programs::Purpose;
 use super::sandbox::Sandbox;
 use super::script::{MAX_DEPTH, MAX_OPERATIONS};
 use super::{path, table};
@@ -95,12 +96,22 @@ fn introspection(verb: &str, name: &str, sandbox: &Sandbox) -> VerbResult {
                 system.1
             )
         }
-        "Mk8Templates" => "none: this sandbox has no command templates, and ProcRun runs nothing".to_owned(),
-        "Mk8VocabList" => "none: this sandbox has no vocabularies".to_owned(),
-        "Mk8FreeText" => "off: this sandbox has no command templates".to_owned(),
-        "Mk8Vocab" => {
-            return VerbResult::failed(&format!("no vocabulary '{}'", crate::tool::messages::name(name)));
+        "Mk8Templates" if sandbox.programs.is_empty() => {
+            "none: this sandbox has no command templates, and ProcRun runs nothing".to_owned()
         }
+        "Mk8Templates" => sandbox.programs.shown(Purpose::Script),
+        "Mk8VocabList" if sandbox.programs.vocabularies().is_empty() => {
+            "none: this sandbox has no vocabularies".to_owned()
+        }
+        "Mk8VocabList" => sandbox.programs.vocabularies().keys().cloned().collect::<Vec<_>>().join("\n"),
+        "Mk8FreeText" => match sandbox.programs.with_free_text(name) {
+            none if none.is_empty() => "off: no command template has free text".to_owned(),
+            some => some.join("\n"),
+        },
+        "Mk8Vocab" => match sandbox.programs.vocabularies().get(name) {
+            Some(words) => words.join("\n"),
+            None => return VerbResult::failed(&format!("no vocabulary '{}'", crate::tool::messages::name(name))),
+        },
         "Mk8Skills" | "Mk8Docs" => skills(sandbox),
         verb => return VerbResult::denied(&format!("{verb} is not served")),
     })

@@ -3,13 +3,17 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use serde_json::Value;
 
 use super::blacklist::Blacklist;
+use super::programs::Programs;
+use super::signature::{SignatureError, SigningKey};
 use super::{sandbox_file, table};
+use crate::tool::pack::Pack;
 
 const MAX_NAME: usize = 64;
 
@@ -17,7 +21,18 @@ const MAX_NAME: usize = 64;
 #[derive(Default)]
 pub struct Sandboxes {
     all: Vec<Sandbox>,
+    closed: Closed,
     confinement: Option<Confinement>,
+}
+
+/// The parts of scripts that a pack closes, each with the reason: their verbs do what its primitives do.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Closed {
+    /// No script is run at all.
+    pub(super) all: bool,
+    network: Option<String>,
+    files: Option<String>,
+    programs: Option<String>,
 }
 
 /// How the processes of scripts are started.
@@ -35,11 +50,31 @@ pub(super) struct Sandbox {
     pub(super) resource: Option<String>,
     /// Its directory. Without one, only the verbs that need none are served.
     directory: Option<OwnedFd>,
+    /// Its path, without links.
+    path: PathBuf,
     user: String,
     /// The variables of scripts.
     pub(super) variables: BTreeMap<String, String>,
     pub(super) fragments: BTreeMap<String, Vec<Value>>,
     pub(super) blacklist: Blacklist,
+    /// The programs that `ProcRun` runs.
+    pub(super) programs: Programs,
+    /// The reason why its signature does not hold.
+    pub(super) unsigned: Option<String>,
+    pub(super) closed: Closed,
+}
+
+/// The sandboxes that are registered for a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Registration<'a> {
+    /// Given as `NAME=DIR`.
+    pub given: &'a [String],
+    /// Given in a file.
+    pub file: Option<&'a Path>,
+    /// The key that the sandboxes of the file are signed with, if it is not the usual one.
+    pub key: Option<&'a Path>,
+    /// Scripts run also where the kernel has no Landlock.
+    pub allow_unconfined: bool,
 }
 
 /// A sandbox cannot be registered.
@@ -64,6 +99,42 @@ pub enum SandboxError {
         /// The problem.
         problem: String,
     },
+    /// There is no sandbox of this name.
+    #[error("no sandbox {0} in the file")]
+    Unknown(String),
+    /// There is no sandbox of this name.
+    #[error("--tool-sandbox {0}: no such sandbox is registered")]
+    Unregistered(String),
+    /// There are several, and the tools work in one.
+    #[error("there are several sandboxes; --tool-sandbox names the one that the tools work in")]
+    Several,
+    /// The sandbox is not signed, or cannot be.
+    #[error("sandbox {name}: {why}")]
+    Signature {
+        /// The name.
+        name: String,
+        /// The reason.
+        why: SignatureError,
+    },
+    /// Scripts of a sandbox could change what they are confined by.
+    #[error("{} is within the directory of sandbox {name}, or contains it; keep them apart", path.display())]
+    Within {
+        /// The path.
+        path: PathBuf,
+        /// The sandbox.
+        name: String,
+    },
+    /// Programs of a sandbox could read the key.
+    #[error("{} has the key or the file of sandboxes in it, so the programs of sandbox {name} cannot read it", path.display())]
+    Reads {
+        /// The directory.
+        path: PathBuf,
+        /// The sandbox.
+        name: String,
+    },
+    /// The key is not known.
+    #[error(transparent)]
+    Key(SignatureError),
     /// Two sandboxes have the name.
     #[error("sandbox {0}: it is registered twice; keep one of --sandbox and --sandboxes")]
     Twice(String),
@@ -89,20 +160,19 @@ pub enum SandboxError {
 }
 
 impl Sandboxes {
-    /// Registers sandboxes: given as `NAME=DIR`, and in a file. `program` is `exeat-tools`, which each script starts again.
+    /// Registers sandboxes. `program` is `exeat-tools`, which each script starts again.
     ///
     /// # Errors
     /// [`SandboxError`].
-    pub fn register(
-        given: &[String],
-        file: Option<&Path>,
-        program: PathBuf,
-        allow_unconfined: bool,
-    ) -> Result<Self, SandboxError> {
+    pub fn register(registration: Registration<'_>, program: PathBuf) -> Result<Self, SandboxError> {
+        let Registration { given, file, key, allow_unconfined } = registration;
         if cfg!(not(target_os = "linux")) && (!given.is_empty() || file.is_some()) {
             return Err(SandboxError::NotLinux);
         }
-        let of_file = file.map(sandbox_file::read).transpose()?.unwrap_or_default();
+        let of_file = match file {
+            Some(file) => sandbox_file::read_signed(file, &SigningKey::at(key).map_err(SandboxError::Key)?)?,
+            None => Vec::new(),
+        };
         let mut all: Vec<Sandbox> = Vec::new();
         for sandbox in given.iter().map(|given| Sandbox::read(given)).chain(of_file.into_iter().map(Ok)) {
             let sandbox = sandbox?;
@@ -111,7 +181,64 @@ impl Sandboxes {
             }
             all.push(sandbox);
         }
-        Ok(Self { all, confinement: Some(Confinement { program, allow_unconfined }) })
+        // A sandbox cannot write the files that another is signed with, and the directories that its programs read.
+        let key = file.map(|_| SigningKey::at(key)).transpose().map_err(SandboxError::Key)?;
+        let of_key = key.iter().zip(file).flat_map(|(key, file)| key.files(file));
+        let signed = file.into_iter().map(Path::to_owned).chain(of_key);
+        let read = all.iter().flat_map(|sandbox| sandbox.programs.read_only().iter().cloned());
+        let signed: Vec<PathBuf> = signed.collect();
+        for path in signed.iter().cloned().chain(read) {
+            if let Some(sandbox) = all.iter().find(|sandbox| sandbox.overlaps(&path)) {
+                return Err(SandboxError::Within { path, name: sandbox.name.clone() });
+            }
+        }
+        for sandbox in &all {
+            let has_key = |directory: &&PathBuf| {
+                signed.iter().any(|file| places(file).iter().any(|place| place.starts_with(directory)))
+            };
+            if let Some(path) = sandbox.programs.read_only().iter().find(has_key) {
+                return Err(SandboxError::Reads { path: path.clone(), name: sandbox.name.clone() });
+            }
+        }
+        Ok(Self { all, closed: Closed::default(), confinement: Some(Confinement { program, allow_unconfined }) })
+    }
+
+    /// Closes to scripts what the pack closes to tools.
+    #[must_use]
+    pub fn closed_by(mut self, pack: &Pack) -> Self {
+        self.closed = Closed {
+            all: !pack.calls_tools(),
+            network: pack.why_closed("http_request"),
+            files: pack.why_closed("read_file"),
+            programs: pack.why_closed("exec"),
+        };
+        for sandbox in &mut self.all {
+            sandbox.closed = self.closed.clone();
+            if self.closed.network.is_some() {
+                sandbox.programs.close_network();
+            }
+        }
+        self
+    }
+
+    /// Returns whether the pack calls no tools, so that no script is run either.
+    pub(in crate::tool) fn close_all_scripts(&self) -> bool {
+        self.closed.all
+    }
+
+    /// Returns a task's own sandbox, which has no directory.
+    pub(super) fn of_task(&self, task: &str) -> Sandbox {
+        Sandbox { closed: self.closed.clone(), ..Sandbox::without_directory(task) }
+    }
+
+    /// Returns whether none is registered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn all(&self) -> &[Sandbox] {
+        &self.all
     }
 
     pub(super) fn named(&self, name: &str) -> Option<(&Sandbox, &Confinement)> {
@@ -132,10 +259,16 @@ impl Sandbox {
         let failed = |source| SandboxError::Directory { name: name.to_owned(), directory: directory.into(), source };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(directory, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
-        if std::fs::canonicalize(directory).map_err(failed)? == Path::new("/") {
+        let path = std::fs::canonicalize(directory).map_err(failed)?;
+        if path == Path::new("/") {
             return Err(SandboxError::Root(name.to_owned()));
         }
-        Ok(Self { directory: Some(opened), ..Self::without_directory(name) })
+        let of_path = std::fs::metadata(&path).map_err(failed)?;
+        let of_opened = std::fs::File::from(opened.try_clone().map_err(failed)?).metadata().map_err(failed)?;
+        if (of_path.dev(), of_path.ino()) != (of_opened.dev(), of_opened.ino()) {
+            return Err(failed(io::Error::other("it has been replaced meanwhile")));
+        }
+        Ok(Self { directory: Some(opened), path, ..Self::without_directory(name) })
     }
 
     /// Returns a task's own sandbox, which has no directory.
@@ -145,11 +278,27 @@ impl Sandbox {
             name: name.to_owned(),
             resource: None,
             directory: None,
+            path: PathBuf::new(),
             user: user.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string()),
             variables: BTreeMap::new(),
             fragments: BTreeMap::new(),
             blacklist: Blacklist::default(),
+            programs: Programs::default(),
+            unsigned: None,
+            closed: Closed::default(),
         }
+    }
+
+    /// Returns whether a path is within the directory, or leads through it; or the other way round for directories that are read as a
+    /// whole.
+    fn overlaps(&self, path: &Path) -> bool {
+        let is_within = |place: &PathBuf| place.starts_with(&self.path);
+        let contains = path.is_dir() && std::fs::canonicalize(path).is_ok_and(|real| self.path.starts_with(real));
+        self.has_directory() && (contains || places(path).iter().any(is_within))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(super) fn name(&self) -> &str {
@@ -201,8 +350,21 @@ impl Sandbox {
 
     /// Returns the reason why a verb is not served here, if it is not.
     pub(super) fn why_not_served(&self, verb: &str) -> Option<String> {
+        let closed = match table::runs_in(verb) {
+            table::Place::Proxy => &self.closed.network,
+            table::Place::Program => &self.closed.programs,
+            _ if table::is_about_files(verb) => &self.closed.files,
+            _ => &None,
+        };
+        if let Some(why) = closed {
+            return Some(format!("{verb} is not enabled: {why}"));
+        }
         match table::runs_in(verb) {
-            table::Place::Nowhere(reason) => Some(format!("{verb}: {reason}")),
+            table::Place::Program if cfg!(not(target_os = "linux")) => Some(format!("{verb} runs on Linux only")),
+            table::Place::Program if self.programs.is_empty() => Some(format!(
+                "{verb}: no command template is registered for this sandbox, so no program can be run. The operator registers them in the \
+                 file of sandboxes"
+            )),
             table::Place::Sandbox if !self.has_directory() => Some(format!(
                 "{verb} needs a sandbox with a directory; this one has none, and serves network verbs and control flow only. The operator \
                  registers one with exeat-tools turn --sandbox NAME=DIR"
@@ -210,6 +372,15 @@ impl Sandbox {
             _ => None,
         }
     }
+}
+
+/// Returns the places that determine what a path leads to: those of all links on the way, and its own.
+pub(super) fn places(path: &Path) -> Vec<PathBuf> {
+    let Ok(absolute) = std::path::absolute(path) else { return vec![path.to_owned()] };
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    let on_the_way =
+        absolute.ancestors().filter_map(|ancestor| Some(real(ancestor.parent()?)?.join(ancestor.file_name()?)));
+    on_the_way.chain(real(&absolute)).collect()
 }
 
 pub(super) fn is_name(name: &str) -> bool {
@@ -231,7 +402,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let of = |given: &[&str]| {
             let given: Vec<String> = given.iter().map(|one| (*one).to_owned()).collect();
-            Sandboxes::register(&given, None, "exeat-tools".into(), false)
+            Sandboxes::register(Registration { given: &given, ..Registration::default() }, "exeat-tools".into())
                 .map(|_| ())
                 .map_err(|error| error.to_string())
         };

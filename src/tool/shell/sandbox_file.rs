@@ -1,8 +1,6 @@
 //! The file of sandboxes (`exeat-tools turn --sandboxes FILE`), in TOML.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -11,11 +9,10 @@ use serde_json::Value;
 use super::blacklist::Blacklist;
 use super::compile::RESERVED;
 use super::front_end;
+use super::programs::{GitEntry, Programs, TemplateEntry, Vocabularies};
 use super::sandbox::{Sandbox, SandboxError, is_name};
 use super::script::{Problems, read_all};
-
-/// Maximum size of the file, in bytes.
-const MAX_FILE: u64 = 1 << 20;
+use super::signature::{self, SigningKey, Statement};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,23 +37,50 @@ struct Entry {
     /// Operations for `Include`.
     #[serde(default)]
     fragments: BTreeMap<String, Vec<Value>>,
+    /// The commands that `ProcRun` runs.
+    #[serde(default)]
+    templates: Vec<TemplateEntry>,
+    /// Lists of words for templates.
+    #[serde(default)]
+    vocabularies: Vocabularies,
+    /// Git, with commands that are built in.
+    git: Option<GitEntry>,
+    /// Directories of the machine that programs can read, besides those of the system.
+    #[serde(default)]
+    read_only: Vec<PathBuf>,
+}
+
+/// A sandbox of a file.
+pub(super) struct Registered {
+    pub(super) sandbox: Sandbox,
+    /// The entry, as the file has it.
+    pub(super) entry: Value,
+    pub(super) statement: Statement,
+}
+
+/// Reads the file, and opens the directories. Scripts run in those that are signed with the key.
+///
+/// # Errors
+/// [`SandboxError`].
+pub(super) fn read_signed(file: &Path, key: &SigningKey) -> Result<Vec<Sandbox>, SandboxError> {
+    let verified = |Registered { mut sandbox, statement, .. }: Registered| {
+        sandbox.unsigned = key.verify(file, &statement).err().map(|error| error.to_string());
+        sandbox
+    };
+    Ok(read(file)?.into_iter().map(verified).collect())
 }
 
 /// Reads the file, and opens the directories.
 ///
 /// # Errors
 /// [`SandboxError`].
-pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
+pub(super) fn read(file: &Path) -> Result<Vec<Registered>, SandboxError> {
     let failed = |source| SandboxError::File { file: file.to_owned(), source };
     let wrong = |problem: String| SandboxError::Content { file: file.to_owned(), problem };
-    let mut text = String::new();
-    let opened = File::open(file).map_err(failed)?;
-    let size = opened.take(MAX_FILE.saturating_add(1)).read_to_string(&mut text).map_err(failed)?;
-    if size as u64 > MAX_FILE {
-        return Err(wrong(format!("more than {MAX_FILE} bytes")));
-    }
+    let text = signature::read(file).map_err(failed)?;
     let document: Document = toml::from_str(&text)
         .map_err(|error| wrong(format!("{error}\na file has [sandboxes.NAME] with directory = \"…\"")))?;
+    let raw: Value = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let base = file.parent().unwrap_or(Path::new(""));
     let sandbox = |(name, entry): (String, Entry)| {
         let at = |key: &str, problem: &str| wrong(format!("sandboxes.{name}.{key}: {problem}"));
@@ -86,14 +110,34 @@ pub(super) fn read(file: &Path) -> Result<Vec<Sandbox>, SandboxError> {
             }
         }
         let blacklist = Blacklist::new(&entry.blacklist).map_err(|error| at("blacklist", &error.to_string()))?;
-        let mut sandbox = Sandbox::open(&name, &base.join(&entry.directory))?;
+        let programs = Programs::new(entry.templates, entry.vocabularies, entry.git, entry.read_only);
+        let programs = programs.map_err(|(key, problem)| at(&key, &problem))?;
+        let directory = base.join(&entry.directory);
+        let mut sandbox = Sandbox::open(&name, &directory)?;
+        let raw = raw.pointer("/sandboxes").and_then(|all| all.get(&name)).cloned().unwrap_or_default();
+        if has_null(&raw) {
+            return Err(wrong(format!("sandboxes.{name}: a number is not finite")));
+        }
+        let statement =
+            Statement::new(&name, sandbox.path(), &raw).map_err(|error| at("directory", &error.to_string()))?;
         sandbox.resource = entry.resource;
         sandbox.variables = entry.env;
         sandbox.fragments = entry.fragments;
         sandbox.blacklist = blacklist;
-        Ok(sandbox)
+        sandbox.programs = programs;
+        Ok(Registered { sandbox, entry: raw, statement })
     };
     document.sandboxes.into_iter().map(sandbox).collect()
+}
+
+/// Returns whether a value has no form in TOML: a number that is not finite becomes null.
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(all) => all.iter().any(has_null),
+        Value::Object(all) => all.values().any(has_null),
+        _ => false,
+    }
 }
 
 fn is_variable(name: &str) -> bool {
@@ -110,7 +154,7 @@ fn reserved() -> Vec<&'static str> {
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Result<Vec<Sandbox>, String> {
+    fn of(text: &str) -> Result<Vec<Registered>, String> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("work")).unwrap();
         let file = dir.path().join("sandboxes.toml");
@@ -123,7 +167,7 @@ mod tests {
         let text = "[sandboxes.work]\ndirectory = \"work\"\nresource = \"6F9619FF-8b86-d011-b42d-00cf4fc964ff\"\nenv = { APP = \"demo\" }\n\
                     blacklist = [\"project-x\"]\n[[sandboxes.work.fragments.hello]]\nverb = \"Echo\"\nargs = [\"hi\"]\n";
         let sandboxes = of(text).unwrap();
-        let [sandbox] = sandboxes.as_slice() else { panic!() };
+        let [Registered { sandbox, .. }] = sandboxes.as_slice() else { panic!() };
         assert_eq!((sandbox.name(), sandbox.variable("APP")), ("work", Some("demo")));
         assert!(sandbox.blacklisted("Project-X").is_some() && sandbox.fragment("hello").is_some());
         assert!(

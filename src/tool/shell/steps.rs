@@ -6,16 +6,23 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::Executor;
-use super::compile::{Extra, Guard, MAX_ARGUMENTS, Program, RunValues, Step, Template, check_argument};
+use super::compile::{Guard, MAX_ARGUMENTS, Program, RunValues, Step, Template, check_argument};
 use super::front_end;
 use super::options::{FailureMode, MAX_OUTPUT};
+#[cfg(target_os = "linux")]
+use super::programs::Purpose;
 use super::sandbox::Sandbox;
 use super::script::Predicate;
 use super::table::{Place, runs_in};
+#[cfg(target_os = "linux")]
+use super::{child::Request, compile::Extra};
 use crate::tool::outcome::State;
 use crate::tool::tool_response;
 use crate::tool::verbs::{Context, Network, VerbResult};
 
+/// Maximum number of operations that are handed over at once, and size of their arguments, in bytes.
+const MAX_AHEAD: usize = 64;
+const MAX_AHEAD_BYTES: usize = 256 * 1024;
 /// The room for tags around a text that is cut.
 const TAGS: usize = 64;
 
@@ -30,6 +37,8 @@ struct Run<'a> {
     program: &'a Program,
     sandbox: &'a Sandbox,
     executor: Executor<'a>,
+    /// The operations of the script, or those of its cleanup.
+    steps: &'a [Step],
     context: Context<'a>,
     values: RunValues,
     started: Instant,
@@ -59,6 +68,7 @@ pub(super) async fn run(
         program,
         sandbox,
         executor,
+        steps: &program.steps,
         context,
         values: RunValues::default(),
         started: Instant::now(),
@@ -86,7 +96,7 @@ impl<'a> Run<'a> {
     /// Runs the step at this position, if its conditions hold.
     async fn reach(&mut self, step: &'a Step, at: usize) -> Next {
         let left = self.program.options.script_timeout.saturating_sub(self.started.elapsed());
-        if left.is_zero() {
+        if left.is_zero() && !self.executor.is_ahead() {
             self.keep(step, VerbResult::failed("not run: the script exceeded its scriptTimeout"));
             return Next::End;
         }
@@ -98,7 +108,7 @@ impl<'a> Run<'a> {
                 self.reached.push(Reached { step, done: None });
                 return following;
             }
-            Ok(true) => self.repeat(step, rest()).await,
+            Ok(true) => self.repeat(step, at, rest()).await,
             Err(done) => done,
         };
         if done.state == State::AwaitingApproval {
@@ -131,12 +141,12 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a step until it is done, or has failed as often as it may.
-    async fn repeat(&mut self, step: &Step, left: Duration) -> VerbResult {
+    async fn repeat(&mut self, step: &Step, at: usize, left: Duration) -> VerbResult {
         let started = Instant::now();
         let mut delay = self.program.options.retry_delay;
         let mut retries = step.retries;
         loop {
-            let done = self.once(step, left.saturating_sub(started.elapsed())).await;
+            let done = self.once(step, at, left.saturating_sub(started.elapsed())).await;
             let is_last = retries == 0 || left.saturating_sub(started.elapsed()) <= delay;
             if done.state != State::Failed || is_last {
                 return done;
@@ -148,15 +158,19 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a step once, within the time left.
-    async fn once(&mut self, step: &Step, left: Duration) -> VerbResult {
+    async fn once(&mut self, step: &Step, at: usize, left: Duration) -> VerbResult {
         let (within, name) = if left < step.within { (left, "scriptTimeout") } else { (step.within, "stepTimeout") };
+        if self.executor.is_ahead() {
+            return self.executor.next(within, name).await;
+        }
         let args = match self.arguments(step) {
             Ok(args) => args,
             Err(done) => return done,
         };
         let verb = step.verb.name;
         match runs_in(verb) {
-            Place::Sandbox => self.run_confined(verb, args, &step.extra, (within, name)).await,
+            Place::Sandbox => self.run_ahead((step, at), args, left, (within, name)).await,
+            Place::Program => self.run_program(&args, (within, name)).await,
             place => {
                 let running = async {
                     match (place, Network::named(verb)) {
@@ -179,32 +193,63 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Runs the step at this position in the confined process, and hands it those after it that depend on nothing before them.
     #[cfg(target_os = "linux")]
-    async fn run_confined(
+    async fn run_ahead(
         &mut self,
-        verb: &str,
+        (step, at): (&Step, usize),
         args: Vec<String>,
-        extra: &Extra,
+        left: Duration,
         (within, limit): (Duration, &str),
     ) -> VerbResult {
-        let mut request = super::child::Request {
-            verb: verb.to_owned(),
-            args,
-            template: None,
-            patches: Vec::new(),
-            milliseconds: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
-            may_write: 0,
+        let request = |step: &Step, args| {
+            let ends_batch = step.on_failure.is_some() || self.program.options.failure_mode != FailureMode::Continue;
+            Request { ends_batch, ..Request::new(step.verb.name, args, &step.extra, step.within) }
         };
-        match extra {
-            Extra::None => {}
-            Extra::Template { source, values } => request.template = Some((source.to_string(), values.clone())),
-            Extra::Patches(patches) => request.patches.clone_from(patches),
+        let mut requests = vec![request(step, args)];
+        let mut size = 0_usize;
+        let after = self.steps.iter().skip(at.saturating_add(1)).take(MAX_AHEAD.saturating_sub(1));
+        for step in after.take_while(|after| step.retries == 0 && after.is_independent()) {
+            let Ok(args) = self.arguments(step) else { break };
+            size = args.iter().map(String::len).fold(size.saturating_add(step.extra.size()), usize::saturating_add);
+            if size > MAX_AHEAD_BYTES {
+                break;
+            }
+            requests.push(request(step, args));
         }
-        self.executor.run(request, within, limit).await
+        match self.executor.send(requests, left).await {
+            Ok(()) => self.executor.next(within, limit).await,
+            Err(done) => done,
+        }
+    }
+
+    /// Runs a program, if a template permits it.
+    #[cfg(target_os = "linux")]
+    async fn run_program(&mut self, args: &[String], (within, limit): (Duration, &str)) -> VerbResult {
+        let place = (self.sandbox, self.executor.confinement());
+        match self.sandbox.programs.command(args, Purpose::Script) {
+            Ok(command) => super::programs::run(command, place, self.context.proxy, within, limit).await,
+            Err(why) => VerbResult::denied(&why),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    async fn run_confined(&mut self, verb: &str, args: Vec<String>, within: Duration) -> VerbResult {
+        self.executor.run(Request::new(verb, args, &Extra::None, within), within, "stepTimeout").await
     }
 
     #[cfg(not(target_os = "linux"))]
-    async fn run_confined(&mut self, verb: &str, _: Vec<String>, _: &Extra, _: (Duration, &str)) -> VerbResult {
+    async fn run_ahead(&mut self, _: (&Step, usize), _: Vec<String>, _: Duration, _: (Duration, &str)) -> VerbResult {
+        VerbResult::denied("it runs on Linux only")
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    async fn run_program(&mut self, _: &[String], _: (Duration, &str)) -> VerbResult {
+        VerbResult::denied("it runs on Linux only")
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    async fn run_confined(&mut self, verb: &str, _: Vec<String>, _: Duration) -> VerbResult {
         VerbResult::denied(&format!("{verb} runs on Linux only"))
     }
 
@@ -270,7 +315,7 @@ impl<'a> Run<'a> {
                     _ => vec![first],
                 };
                 let verb = guard.predicate.verb();
-                let done = self.run_confined(verb, args, &Extra::None, (within, "stepTimeout")).await;
+                let done = self.run_confined(verb, args, within).await;
                 if done.state != State::Completed {
                     return Err(done);
                 }
@@ -282,6 +327,8 @@ impl<'a> Run<'a> {
     /// Runs the cleanup, whatever of it fails, and adds it to the result.
     async fn clean_up(&mut self, mut done: VerbResult) -> VerbResult {
         self.reached.clear();
+        self.executor.abandon();
+        self.steps = &self.program.cleanup;
         self.started = Instant::now();
         self.output_left = self.program.options.max_output;
         self.error_left = self.program.options.max_error;

@@ -37,15 +37,15 @@ pub(super) enum Place {
     Proxy,
     /// The confined process.
     Sandbox,
-    /// It is not served, for this reason.
-    Nowhere(&'static str),
+    /// A program of the machine, isolated.
+    Program,
 }
 
 /// Returns the part that runs a verb.
 pub(super) fn runs_in(verb: &str) -> Place {
     match verb {
         "ForEach" | "If" | "Include" => Place::Compiler,
-        "ProcRun" => Place::Nowhere("no command template is registered for this sandbox, so no program can be run"),
+        "ProcRun" => Place::Program,
         "Echo" | "Sleep" | "Assert" | "Fail" | "EnvGet" | "EnvList" | "ClipboardSet" | "SysWhoAmI" => Place::FrontEnd,
         _ if verb.starts_with("Mk8") => Place::FrontEnd,
         _ if Network::named(verb).is_some() => Place::Proxy,
@@ -53,7 +53,7 @@ pub(super) fn runs_in(verb: &str) -> Place {
     }
 }
 
-/// Returns the access of a verb to the path in this argument, if it is one.
+/// Returns the access of a verb, or of a primitive of packs, to the path in this argument, if it is one.
 pub(super) fn access(verb: &str, index: usize) -> Option<Access> {
     let is_even = index.is_multiple_of(2);
     match (verb, index) {
@@ -61,20 +61,25 @@ pub(super) fn access(verb: &str, index: usize) -> Option<Access> {
             "FileRead" | "FileExists" | "FileInfo" | "FileHash" | "FileLineCount" | "FileHead" | "FileTail"
             | "FileSearch" | "FileSearchRegex" | "FileGlob" | "FileMimeType" | "FileEncoding" | "FileChecksum"
             | "FileAge" | "FileNewerThan" | "FileList" | "DirList" | "DirExists" | "DirTree" | "DirFileCount"
-            | "DirEmpty" | "DirHash" | "SysDiskUsage" | "SysDirSize" | "FileCopy" | "ArchiveExtract",
+            | "DirEmpty" | "DirHash" | "SysDiskUsage" | "SysDirSize" | "FileCopy" | "ArchiveExtract" | "list_files"
+            | "query_json" | "query_sql" | "read_file" | "search_files" | "search_text",
             0,
         )
         | ("FileEqual" | "FileDiff" | "DirCompare", _) => Some(Access::Read),
         ("FileDelete" | "DirCreate" | "DirDelete" | "FileMove", 0) | ("FileDeleteMany", _) => Some(Access::Change),
-        ("FileWrite" | "FileAppend" | "FileTemplate" | "FilePatch", 0) | ("FileCopy" | "FileMove", 1) => {
-            Some(Access::Write)
-        }
+        ("FileWrite" | "FileAppend" | "FileTemplate" | "FilePatch" | "write_file", 0)
+        | ("FileCopy" | "FileMove", 1) => Some(Access::Write),
         // The directory may be the workspace itself; its entries are checked when they are known.
         ("ArchiveExtract", 1) => Some(Access::Read),
         ("FileWriteMany", _) if is_even => Some(Access::Write),
         ("FileCopyMany", _) => Some(if is_even { Access::Read } else { Access::Write }),
         _ => None,
     }
+}
+
+/// Returns whether a verb reads or writes files of the workspace.
+pub(super) fn is_about_files(verb: &str) -> bool {
+    access(verb, 0).is_some()
 }
 
 /// Returns all verbs with their arguments.
@@ -276,6 +281,18 @@ mod tests {
             ALL.iter().map(|(name, _)| *name).filter(|name| Network::named(name).is_some()).collect();
         assert_eq!(served.len(), Network::ALL.len());
         assert_eq!(Verb::named("httpget"), None);
+    }
+
+    /// A pack that closes the files closes all of these.
+    #[test]
+    fn verbs_about_files_are_known_as_such() {
+        for (name, takes) in ALL {
+            let is_of_group = ["File", "Dir", "Archive"].iter().any(|group| name.starts_with(group));
+            let has_path = takes.contains("path") && !name.starts_with("Path") && name != "JsonQuery";
+            let is_of_system = matches!(name, "SysDirSize" | "SysDiskUsage");
+            assert_eq!(is_about_files(name), is_of_group || is_of_system, "{name}");
+            assert!(!has_path || is_about_files(name), "{name}");
+        }
     }
 
     #[test]

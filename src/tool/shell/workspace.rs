@@ -197,7 +197,7 @@ impl Workspace {
         let parent = self.open_at(&parent, OFlags::RDONLY | OFlags::DIRECTORY);
         parent.map(|parent| (parent, name)).map_err(|error| match error {
             VerbError::Missing(_) => {
-                VerbError::Failed(format!("the directory of '{path}' does not exist; DirCreate makes it"))
+                VerbError::Failed(format!("the directory of '{path}' does not exist; create it first"))
             }
             error => error,
         })
@@ -358,38 +358,59 @@ impl Workspace {
         depth: usize,
         visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
     ) -> Result<(), VerbError> {
-        let mut left = MAX_ENTRIES;
-        let entries = self.list(path)?;
-        self.walk_from((path, entries), (depth, 1), &mut left, visit)
+        let mut walk = Walk { depth, left: MAX_ENTRIES, unreadable: None, visit };
+        self.walk_from((path, self.list(path)?), 1, &mut walk)
+    }
+
+    /// Visits what is beneath a directory, and returns the number of directories in it that cannot be read.
+    pub(super) fn walk_readable(
+        &self,
+        path: &WorkspacePath,
+        depth: usize,
+        visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
+    ) -> Result<usize, VerbError> {
+        let mut walk = Walk { depth, left: MAX_ENTRIES, unreadable: Some(0), visit };
+        self.walk_from((path, self.list(path)?), 1, &mut walk)?;
+        Ok(walk.unreadable.unwrap_or_default())
     }
 
     fn walk_from(
         &self,
         (path, entries): (&WorkspacePath, Vec<Entry>),
-        (depth, level): (usize, usize),
-        left: &mut usize,
-        visit: &mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
+        level: usize,
+        walk: &mut Walk<'_>,
     ) -> Result<(), VerbError> {
         for entry in entries {
-            *left = left.checked_sub(1).ok_or_else(|| {
+            walk.left = walk.left.checked_sub(1).ok_or_else(|| {
                 VerbError::Failed(format!("there are more than {MAX_ENTRIES} entries; name a directory further down"))
             })?;
             let at = path.join(&entry.name);
-            let next = visit(&at, &entry)?;
-            let goes_on = level < depth && !entry.is_unusable && matches!(next, Next::Deeper);
+            let next = (walk.visit)(&at, &entry)?;
+            let goes_on = level < walk.depth && !entry.is_unusable && matches!(next, Next::Deeper);
             if entry.kind == FileType::Directory && goes_on {
                 if level >= MAX_DEPTH {
                     return too_deep();
                 }
-                match self.list(&at) {
+                match (self.list(&at), &mut walk.unreadable) {
                     // It has gone.
-                    Err(VerbError::Missing(_)) => {}
-                    entries => self.walk_from((&at, entries?), (depth, level.saturating_add(1)), left, visit)?,
+                    (Err(VerbError::Missing(_)), _) => {}
+                    (Err(VerbError::Denied(_)), Some(count)) => *count = count.saturating_add(1),
+                    (entries, _) => self.walk_from((&at, entries?), level.saturating_add(1), walk)?,
                 }
             }
         }
         Ok(())
     }
+}
+
+/// A walk through directories.
+struct Walk<'a> {
+    depth: usize,
+    /// The number of entries that it may still visit.
+    left: usize,
+    /// The number of directories that cannot be read, if that does not end it.
+    unreadable: Option<usize>,
+    visit: &'a mut dyn FnMut(&WorkspacePath, &Entry) -> Result<Next, VerbError>,
 }
 
 /// A file that is being written, with the number of bytes that it may still get.
@@ -410,7 +431,9 @@ impl Bounded<'_> {
 
 fn take(of_script: &Cell<u64>, bytes: u64) -> Result<(), VerbError> {
     let left = of_script.get().checked_sub(bytes);
-    of_script.set(left.ok_or_else(|| VerbError::Failed("a script writes at most 1 GiB".to_owned()))?);
+    of_script.set(left.ok_or_else(|| {
+        VerbError::Failed("a script writes at most 1 GiB, and nothing after an operation that was ended".to_owned())
+    })?);
     Ok(())
 }
 

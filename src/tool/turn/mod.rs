@@ -8,8 +8,6 @@ mod gate;
 mod line;
 mod parse;
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde_json::Value;
 
@@ -18,10 +16,8 @@ use super::messages;
 use super::outcome::State;
 use super::proxy::Proxy;
 use super::registry::Registry;
-use super::shell::{self, Sandboxes};
-use super::task::Task;
-use super::verbs::{Context, Ports, VerbResult, denied};
-use crate::model::tool::Tool;
+use super::shell::{self, SandboxArgs, Sandboxes};
+use super::verbs::{Context, Ports, VerbResult, denied, known_task};
 
 /// Maximum size of a message, in bytes.
 pub const MAX_MESSAGE: usize = 1 << 20;
@@ -31,17 +27,11 @@ pub const MAX_MESSAGE: usize = 1 << 20;
 #[group(id = "message")]
 pub struct Turn {
     /// Print the message without its calls, and run nothing
-    #[arg(long = "final")]
+    #[arg(long = "final", conflicts_with = "of_sandboxes")]
     pub is_final: bool,
-    /// A directory that scripts of mk8.shell with this sandboxId work in, and that they cannot leave. Can be repeated
-    #[arg(long = "sandbox", value_name = "NAME=DIR", group = "of_sandboxes", conflicts_with = "is_final")]
-    pub sandboxes: Vec<String>,
-    /// Sandboxes in a file, with their environment, fragments and patterns that no argument may contain, in TOML
-    #[arg(long = "sandboxes", value_name = "FILE", group = "of_sandboxes", conflicts_with = "is_final")]
-    pub sandboxes_file: Option<PathBuf>,
-    /// Run scripts also where the kernel cannot confine them to their directory (Landlock)
-    #[arg(long, requires = "of_sandboxes")]
-    pub allow_unconfined: bool,
+    /// The sandboxes of scripts.
+    #[command(flatten)]
+    pub sandboxes: SandboxArgs,
 }
 
 /// The error for a message that is too long to be parsed.
@@ -96,18 +86,17 @@ async fn answered(registry: &Registry, payload: &Value, sandboxes: &Sandboxes, c
     match action::read(payload) {
         Err(text) => VerbResult::failed(&text),
         Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
-        Ok(Action::Script { resource, sandbox, script }) => match task(context.proxy).await {
-            // A pack that closes the network closes it to scripts too: their verbs count as its calls.
-            Ok(task) => match registry.why_withheld(Tool::HttpRequest.as_str()) {
-                None => match shell::run(&script, (&sandbox, &resource), task.name(), sandboxes, context).await {
-                    Some(done) => done,
-                    None => {
-                        let name = messages::name(&sandbox);
-                        let text = format!("sandbox '{name}' is not registered; ask the user to register it");
-                        denied(context.proxy, shell::NAME, &text).await
-                    }
-                },
-                Some(text) => denied(context.proxy, Tool::HttpRequest.as_str(), &text).await,
+        Ok(Action::Script { resource, sandbox, script }) => match known_task(context.proxy).await {
+            Ok(_) if sandboxes.close_all_scripts() => {
+                denied(context.proxy, shell::NAME, &messages::not_enabled(shell::NAME)).await
+            }
+            Ok(task) => match shell::run(&script, (&sandbox, &resource), task.name(), sandboxes, context).await {
+                Some(done) => done,
+                None => {
+                    let name = messages::name(&sandbox);
+                    let text = format!("sandbox '{name}' is not registered; ask the user to register it");
+                    denied(context.proxy, shell::NAME, &text).await
+                }
             },
             Err(done) => done,
         },
@@ -118,19 +107,10 @@ async fn answered(registry: &Registry, payload: &Value, sandboxes: &Sandboxes, c
         Ok(Action::Transcription) => {
             VerbResult::failed("transcription is not served here: there is no audio device. Nothing was done")
         }
-        Ok(Action::Stub(name)) => match task(context.proxy).await {
+        Ok(Action::Stub(name)) => match known_task(context.proxy).await {
             Ok(_) => stub(name),
             Err(done) => done,
         },
-    }
-}
-
-/// Returns the task, if the proxy knows the caller and has not stopped it.
-async fn task(proxy: &Proxy) -> Result<Task, VerbResult> {
-    match Task::request(proxy).await {
-        Ok(Ok(task)) => Ok(task),
-        Ok(Err(refused)) => Err(VerbResult::refused(&refused, "")),
-        Err(why) => Err(VerbResult::unreachable(&why)),
     }
 }
 

@@ -10,6 +10,7 @@ use super::call::UnsentCall;
 use super::messages;
 use super::outcome::{Outcome, State};
 use super::proxy::{Proxy, ProxyUnreachable, Refused};
+use super::task::Task;
 use crate::model::refusal::Deny;
 
 /// The result of an action: its state, and the text for the model.
@@ -138,6 +139,15 @@ impl From<Outcome> for VerbResult {
             State::Completed => Self::completed(result.content),
             state => Self::error(state, &result.content),
         }
+    }
+}
+
+/// Returns the task, if the proxy knows the caller and has not stopped it.
+pub(super) async fn known_task(proxy: &Proxy) -> Result<Task, VerbResult> {
+    match Task::request(proxy).await {
+        Ok(Ok(task)) => Ok(task),
+        Ok(Err(refused)) => Err(VerbResult::refused(&refused, "")),
+        Err(why) => Err(VerbResult::unreachable(&why)),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module, with the modules of the crate that it may import.
-const LAYERS: [(&str, &[&str]); 22] = [
+const LAYERS: [(&str, &[&str]); 23] = [
     ("fair_queue", &[]),
     ("socket_options", &[]),
     ("socket_passing", &[]),
@@ -12,6 +12,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("files", &[]),
     ("group_commit", &[]),
     ("terminal", &[]),
+    ("isolation", &[]),
     ("manual", &["terminal"]),
     ("model", &[]),
     ("coding", &[]),
@@ -61,9 +62,10 @@ const LAYERS: [(&str, &[&str]); 22] = [
             "terminal",
             "manual",
             "socket_passing",
+            "isolation",
         ],
     ),
-    ("tool", &["model", "terminal", "admission", "manual"]),
+    ("tool", &["model", "terminal", "admission", "manual", "files", "isolation", "socket_passing"]),
 ];
 
 #[test]

@@ -88,7 +88,8 @@ fn exeat_tools_has_completions_and_manual_pages() {
         );
     }
     let (_, first, _) = said(&["man"]);
-    for command in ["definitions", "preamble", "call", "batch", "mcp", "turn", "pack", "completions", "man"] {
+    for command in ["definitions", "preamble", "call", "batch", "mcp", "turn", "pack", "sandbox", "completions", "man"]
+    {
         assert!(first.contains(&format!("exeat\\-tools\\-{command}(1)")), "{command} is missing:\n{first}");
         let (code, page, _) = said(&["man", command]);
         assert!(code == Some(0) && page.contains("EXEAT_PROXY_CA"), "{page}");

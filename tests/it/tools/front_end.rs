@@ -282,7 +282,10 @@ async fn user_defined_tools_are_listed_with_the_built_in_ones() {
         ("of_key", "LOUD"),
         ("of_none", "Error: tool 'of_none' not enabled for this task"),
         ("nothing", "Error: unknown tool 'nothing'"),
-        ("read_file", "Error: tool 'read_file' is not served here: exeat runs tools that use the network only"),
+        (
+            "read_file",
+            "Error: tool 'read_file' is not served here: it works in a sandbox, and the operator has given none to tools",
+        ),
     ] {
         let outcome = registry.execute(&proxy, name, &json!({"text": "loud"})).await;
         assert_eq!((&*outcome.result.content, &*outcome.result.tool), (content, name));

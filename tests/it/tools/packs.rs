@@ -218,10 +218,19 @@ async fn a_model_sees_the_tools_that_pack_and_task_allow() {
         ["http_request", "check_inventory", "relay", "glued", "shelf", "ordered", "by_key", "weather"]
     );
     for (name, text) in [
-        ("reader", "Error: tool 'reader' is not served here: exeat runs tools that use the network only"),
-        ("read_file", "Error: tool 'read_file' is not served here: exeat runs tools that use the network only"),
+        (
+            "reader",
+            "Error: tool 'reader' is not served here: it works in a sandbox, and the operator has given none to tools",
+        ),
+        (
+            "read_file",
+            "Error: tool 'read_file' is not served here: it works in a sandbox, and the operator has given none to tools",
+        ),
         ("exec", "Error: tool 'exec' not enabled for this task"),
-        ("submit", "Error: tool 'submit' is not served here: exeat runs tools that use the network only"),
+        (
+            "submit",
+            "Error: tool 'submit' is not served here: it works in a sandbox, and the operator has given none to tools",
+        ),
         ("http_get", "Error: tool 'http_get' not enabled for this task"),
         ("nothing", "Error: unknown tool 'nothing'"),
     ] {
@@ -252,8 +261,20 @@ async fn a_pack_with_prompts_only_offers_no_tools() {
         assert_eq!(result["content"], format!("Error: tool '{name}' not enabled for this task"));
     }
     let line = scripted(&place, "NetDns", "api.test");
-    assert_eq!(line, "[TOOL_RESULT:1] status=Denied error=tool 'http_request' not enabled for this task\n");
+    assert_eq!(line, "[TOOL_RESULT:1] status=Denied error=tool 'mk8_shell' not enabled for this task\n");
     assert!(place.origin.seen().is_empty());
+}
+
+/// A pack that closes the network leaves the rest of a script.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pack_without_the_network_closes_only_its_verbs() {
+    let place = place(TASK, |pack| pack.replace("network_access: true", "network_access: false")).await;
+    let line = scripted(&place, "Echo", "hi");
+    assert_eq!(line, "[TOOL_RESULT:1] status=Completed result=hi\n");
+    let line = scripted(&place, "NetDns", "api.test");
+    let why = "operation 1: NetDns is not enabled: version.sandbox.network_access is not true";
+    assert_eq!(line, format!("[TOOL_RESULT:1] status=Denied error={why}\n"));
+    assert_eq!(place.lab.dns.queries("api.test"), 0);
 }
 
 /// The placeholder marks differ each time, and the request is still the same.
@@ -344,18 +365,17 @@ async fn the_network_is_off_by_default() {
     let script = json!({"operations": [{"verb": "HttpGet", "args": ["https://api.test/"]}]});
     let payload = json!({"resourceId": "6f9619ff-8b86-d011-b42d-00cf4fc964ff", "sandboxId": "t", "script": script});
     let output = offline.run(&["turn"], &format!("[TOOL_CALL:1] {payload}\n"));
-    let line = "[TOOL_RESULT:1] status=Denied error=tool 'http_request' not enabled for this task\n";
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), line);
+    let line = |verb: &str| {
+        let why = "version.sandbox.network_access is not true";
+        format!("[TOOL_RESULT:1] status=Denied error=operation 1: {verb} is not enabled: {why}\n")
+    };
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), line("HttpGet"));
     let result = offline.call("http_request", &json!({"url": "https://api.test/"}));
     assert_eq!(result["content"], "Error: tool 'http_request' not enabled for this task");
     // This includes a script of mk8.shell, whose operations are requests of the same tool.
     for (verb, argument) in [("HttpGet", "https://api.test/"), ("NetDns", "api.test"), ("OpenUrl", "https://api.test/")]
     {
-        let line = scripted(&offline, verb, argument);
-        assert_eq!(
-            line, "[TOOL_RESULT:1] status=Denied error=tool 'http_request' not enabled for this task\n",
-            "{verb}"
-        );
+        assert_eq!(scripted(&offline, verb, argument), line(verb));
     }
     assert!(offline.origin.seen().is_empty());
     let elsewhere = place("integrations = [\"api\"]\ntools = [\"http_get\"]", str::to_owned).await;
@@ -384,9 +404,9 @@ async fn check_reports_every_problem_or_the_gates() {
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{shown}");
     let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{shown}"));
-    assert!(row("http_request").contains(" allowed ") && row("http_request").contains(" served "), "{shown}");
-    assert!(row("exec").contains("not allowed") && row("exec").contains("not served here"), "{shown}");
-    assert!(row("reader").contains(" allowed ") && row("reader").contains("not served here"), "{shown}");
+    assert!(row("http_request").contains(" allowed ") && row("http_request").contains(" - "), "{shown}");
+    assert!(row("exec").contains("not allowed") && row("exec").contains(" a sandbox with commands "), "{shown}");
+    assert!(row("reader").contains(" allowed ") && row("reader").contains(" a sandbox "), "{shown}");
     assert!(row("weather").contains(" allowed "), "{shown}");
     let gates: Value = serde_json::from_slice(&check(&["--json"]).stdout).unwrap();
     assert_eq!(gates["problems"], json!([]));

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -200,6 +201,68 @@ async fn failures_are_repeated_skipped_or_cleaned_up() {
     );
     let taken = started.elapsed().as_secs();
     assert!((3..6).contains(&taken), "{taken} s");
+}
+
+/// Operations whose arguments are known are handed over together. With a capture in them, they are handed over one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn operations_that_are_handed_over_together_have_the_results_of_single_ones() {
+    let operations = |rest: &str| {
+        let of = |verb: &str, args: &[&str]| {
+            let args: Vec<String> = args.iter().map(|arg| format!("{arg}{rest}")).collect();
+            json!({ "verb": verb, "args": args })
+        };
+        let mut all = vec![operation("Echo", &[""])];
+        all[0]["captureAs"] = json!("NOTHING");
+        for round in 0..70 {
+            let name = format!("{round}.txt");
+            all.extend([of("FileWrite", &[&name, &"x".repeat(round * 97)]), of("FileRead", &[&name])]);
+        }
+        all.push(with(of("FileRead", &["missing.txt"]), &json!({ "onFailure": "goto:after" })));
+        all.push(of("FileWrite", &["jumped.txt", "x"]));
+        all.push(with(of("FileHash", &["69.txt"]), &json!({ "label": "after" })));
+        all.extend([
+            of("FileRead", &["missing.txt"]),
+            of("FileWrite", &["late.txt", "x"]),
+            of("FileRead", &["late.txt"]),
+        ]);
+        all
+    };
+    for mode in ["StopOnFirstError", "ContinueOnError", "StopAndCleanup"] {
+        let run = async |rest: &str| {
+            let place = Place::new().await;
+            let cleanup = [operation("FileDelete", &["0.txt"]), operation("FileExists", &["1.txt"])];
+            let cleanup = if mode == "StopAndCleanup" { &cleanup[..] } else { &[] };
+            let options = json!({ "failureMode": mode });
+            let line = place.run(&json!({ "operations": operations(rest), "options": options, "cleanup": cleanup }));
+            let mut names: Vec<_> =
+                fs::read_dir(place.workspace()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            (line, names)
+        };
+        let (together, single) = (run("").await, run("$NOTHING").await);
+        assert_eq!(together, single, "{mode}");
+        let is_there = |name: &str| together.1.iter().any(|one| one == name);
+        assert!(!is_there("jumped.txt"), "{mode}");
+        let want = (mode == "ContinueOnError", mode != "StopAndCleanup");
+        assert_eq!((is_there("late.txt"), is_there("0.txt")), want, "{mode}: {}", together.0);
+    }
+}
+
+/// The operations after one that takes too long are not run, also if they have been handed over.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_of_a_script_ends_operations_that_were_handed_over() {
+    let place = Place::new().await;
+    for round in 0..400 {
+        fs::write(place.workspace().join(format!("{round}.txt")), "x".repeat(20_000)).unwrap();
+    }
+    let many: Vec<Value> = (0..900).map(|_| operation("DirHash", &["."])).collect();
+    for mode in ["StopOnFirstError", "ContinueOnError"] {
+        let options = json!({ "scriptTimeout": "00:00:01", "failureMode": mode });
+        let line = place.run(&json!({ "operations": many, "options": options }));
+        let end = line.get(line.len().saturating_sub(300)..).unwrap_or(&line);
+        assert!(line.contains("exceeded its scriptTimeout"), "{end}");
+        assert!(line.matches("\"Completed\"").count() < 900, "{end}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -691,10 +754,14 @@ async fn the_operator_s_file_has_variables_fragments_and_patterns() {
     let run = |resource: &str, operations: Value| {
         let call = json!({ "resourceId": resource, "sandboxId": "shop", "script": { "operations": operations } });
         let message = format!("[TOOL_CALL:1] {call}\n");
-        let arguments = ["turn", "--sandboxes", file.to_str().unwrap()];
-        let output = tokio::task::block_in_place(|| tools(&place.lab, &arguments, &message));
+        let output = tools_with_file(&place, &["turn"], &message);
         String::from_utf8(output.stdout).unwrap()
     };
+    let line = run(GUID, json!([operation("Include", &["hello"])]));
+    let want =
+        "status=Denied error=sandbox 'shop' is not run: it is not signed; ask the user to check it and to sign it";
+    assert!(line.contains(want), "{line}");
+    assert!(tools_with_file(&place, &["sandbox", "sign", "shop"], "").status.success());
     let line = run(GUID, json!([operation("Include", &["hello"])]));
     assert_eq!(line, "[TOOL_RESULT:1] status=Completed result=hello from demo\n");
     assert!(run(GUID, json!([operation("Echo", &["about Project-X"])])).contains("contains 'project-x'"));
@@ -707,6 +774,75 @@ async fn the_operator_s_file_has_variables_fragments_and_patterns() {
         run(other, json!([operation("Echo", &["x"])]))
             .contains("status=Denied error=the resourceId is not that of this sandbox")
     );
+}
+
+/// Runs a command with the operator's file of sandboxes, which is signed with a key beside it.
+fn tools_with_file(place: &Place, command: &[&str], stdin: &str) -> Output {
+    let (file, key) = (place.dir.path().join("sandboxes.toml"), place.dir.path().join("sandbox.key"));
+    let files = ["--sandboxes", file.to_str().unwrap(), "--sandbox-key", key.to_str().unwrap()];
+    tokio::task::block_in_place(|| tools(&place.lab, &[command, &files].concat(), stdin))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_runs_in_a_sandbox_of_a_file_only_as_it_was_signed() {
+    let place = Place::new().await;
+    let file = place.dir.path().join("sandboxes.toml");
+    let text = "[sandboxes.shop]\ndirectory = \"work\"\nenv = { APP = \"demo\" }\n[sandboxes.other]\ndirectory = \"outside\"\n";
+    fs::write(&file, text).unwrap();
+    let of = |command: &[&str]| {
+        let output = tools_with_file(&place, command, "");
+        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        (output.status.code().unwrap(), text)
+    };
+    let call =
+        json!({ "resourceId": GUID, "sandboxId": "shop", "script": { "operations": [operation("Echo", &["$APP"])] } });
+    let run = || {
+        let line = tools_with_file(&place, &["turn"], &format!("[TOOL_CALL:1] {call}\n"));
+        String::from_utf8(line.stdout).unwrap()
+    };
+    assert_eq!(of(&["sandbox", "verify"]), (1, "other: it is not signed\nshop: it is not signed\n".to_owned()));
+    let (status, told) = of(&["sandbox", "sign", "shop"]);
+    assert_eq!((status, told.starts_with("shop: signed; the public key is /")), (0, true), "{told}");
+    assert_eq!(of(&["sandbox", "verify", "shop"]), (0, "shop: the signature holds\n".to_owned()));
+    assert_eq!(of(&["sandbox", "verify"]), (1, "other: it is not signed\nshop: the signature holds\n".to_owned()));
+    let shown =
+        "# shop: the signature holds\n[sandboxes.shop]\ndirectory = \"work\"\n\n[sandboxes.shop.env]\nAPP = \"demo\"\n";
+    assert_eq!(of(&["sandbox", "show", "shop"]), (0, shown.to_owned()));
+    assert!(run().contains("status=Completed result=demo"));
+    // The form of the file does not count, its content does.
+    fs::write(&file, format!("# a comment\n{}", text.replace("[sandboxes.other]\ndirectory = \"outside\"\n", "")))
+        .unwrap();
+    assert!(run().contains("status=Completed result=demo"));
+    fs::write(&file, text.replace("demo", "evil")).unwrap();
+    assert!(run().contains("status=Denied error=sandbox 'shop' is not run: it is not what was signed; "));
+    assert_eq!(of(&["sandbox", "verify", "shop"]), (1, "shop: it is not what was signed\n".to_owned()));
+    fs::write(&file, text.replace("directory = \"work\"", "directory = \"outside\"")).unwrap();
+    assert!(run().contains("status=Denied"));
+    fs::write(&file, text).unwrap();
+    // A script could replace a link on the way to the key.
+    std::os::unix::fs::symlink(place.dir.path(), place.workspace().join("link")).unwrap();
+    let through = place.workspace().join("link/sandbox.key");
+    let files =
+        ["sandbox", "show", "shop", "--sandboxes", file.to_str().unwrap(), "--sandbox-key", through.to_str().unwrap()];
+    let shown = tokio::task::block_in_place(|| tools(&place.lab, &files, ""));
+    assert!(shown.status.success(), "it is only shown");
+    let files = ["turn", "--sandboxes", file.to_str().unwrap(), "--sandbox-key", through.to_str().unwrap()];
+    let refused = tokio::task::block_in_place(|| tools(&place.lab, &files, ""));
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && told.contains("is within the directory of sandbox shop"), "{told}");
+    // The private key is not needed to run, and the public one is.
+    fs::remove_file(place.dir.path().join("sandbox.key")).unwrap();
+    assert!(run().contains("status=Completed"));
+    fs::remove_file(place.dir.path().join("sandbox.key.pub")).unwrap();
+    let line = run();
+    assert!(line.contains("status=Denied") && line.contains("sandbox.key.pub"), "{line}");
+    for (command, want) in [
+        (["sandbox", "sign", "nosuch"], "no sandbox nosuch in the file"),
+        (["sandbox", "show", "nosuch"], "no sandbox nosuch in the file"),
+    ] {
+        let (status, told) = of(&command);
+        assert!(status == 2 && told.contains(want), "{status} {told}");
+    }
 }
 
 /// The process that works for a script, while a later step waits.

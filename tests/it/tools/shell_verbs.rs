@@ -46,7 +46,7 @@ const ROWS: &[Row] = &[
         &["n.txt", "one\ntwo\nthree"],
         Begins("wrote 13"),
     ),
-    row("", "", "", &["no/such/dir.txt", "x"], Fails("DirCreate makes it")),
+    row("", "", "", &["no/such/dir.txt", "x"], Fails("create it first")),
     row("FileRead", "path", "the text, if it is UTF-8 and has at most 1 MiB", &["n.txt"], Is("one\ntwo\nthree")),
     row("", "", "", &["missing.txt"], Fails("does not exist")),
     row("", "", "", &["."], Fails("is a directory")),

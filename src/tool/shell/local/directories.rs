@@ -39,7 +39,7 @@ pub(super) fn run(verb: &str, args: Args<'_>, workspace: &Workspace) -> Option<O
     })
 }
 
-fn shown(name: &str, kind: FileType) -> String {
+pub(super) fn shown(name: &str, kind: FileType) -> String {
     match kind {
         FileType::Directory => format!("{name}/"),
         FileType::Symlink => format!("{name} (a link, not followed)"),

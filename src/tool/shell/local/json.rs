@@ -74,7 +74,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// The values at a path (RFC 9535): the only one as it is, several as an array.
-fn query(input: &str, path: &str) -> Output {
+pub(super) fn query(input: &str, path: &str) -> Output {
     if path.len() > MAX_PATH {
         return failed(format!("a JSONPath has at most {MAX_PATH} bytes"));
     }

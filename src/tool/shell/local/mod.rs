@@ -9,6 +9,8 @@ mod files;
 mod hash;
 mod json;
 mod path_names;
+mod primitives;
+mod sql;
 mod system;
 mod text;
 mod values;
@@ -95,7 +97,9 @@ pub(super) fn run(request: &Request, workspace: &Workspace) -> Output {
         .or_else(|| directories::run(verb, args, workspace))
         .or_else(|| archives::run(verb, args, workspace))
         .or_else(|| edits::run(request, workspace))
-        .or_else(|| system::run(verb, args, workspace));
+        .or_else(|| system::run(verb, args, workspace))
+        .or_else(|| primitives::run(verb, args, workspace))
+        .or_else(|| sql::run(verb, args, workspace));
     let output = output.unwrap_or_else(|| Err(VerbError::Denied(format!("{verb} is not served"))))?;
     if output.len() > MAX_OUTPUT {
         return failed(format!("the output has more than {MAX_OUTPUT} bytes"));
@@ -209,7 +213,7 @@ mod tests {
             workspace.until = Instant::now().checked_add(Duration::from_secs(5)).unwrap();
             workspace.may_write.set(1 << 20);
             let request = Request {
-                verb: verb.to_owned(), args, template: None, patches: Vec::new(), milliseconds: 5000, may_write: 1 << 20,
+                verb: verb.to_owned(), args, template: None, patches: Vec::new(), milliseconds: 5000, ends_batch: true,
             };
             match run(&request, &workspace) {
                 Ok(output) => prop_assert!(output.len() <= MAX_OUTPUT),
