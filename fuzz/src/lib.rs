@@ -1,6 +1,10 @@
 //! Fuzz targets. The first bytes of each input determine how it is split.
 
+mod script;
+
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -9,6 +13,7 @@ use exeat::coding::{Coding, DecodeLimits, Decoder, STEP};
 use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
+use exeat::tool::shell::Exercise;
 
 /// The values to find: one with each kind of character, and one that is half of another.
 pub const VALUES: [&[u8]; 3] = [b"ghp_0123456789abcdefghij", b"s3cr3t/+? value", b"s3cr3t/+? value of another"];
@@ -20,11 +25,12 @@ static MATCHER: LazyLock<Arc<Matcher>> =
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("coding", coding, codings),
     ("hello", hello, hellos),
     ("scan", scan, texts),
-    ("scripts", scripts, operations),
+    ("script_runs", runs, choices),
+    ("scripts", scripts, choices),
     ("websocket", websocket, frames),
 ];
 
@@ -201,42 +207,165 @@ pub fn hello(data: &[u8]) {
 
 /// The options that the commands of scripts can have.
 const OPTIONS: [&str; 47] = [
-    "-C", "-E", "-a", "-b", "-c", "-d", "-l", "-m", "-n", "-r", "-s", "-u", "-v", "-x", "-A", "--", "--abort", "--all",
-    "--always", "--branch", "--cached", "--deleted", "--ff-only", "--graph", "--ignored", "--list", "--long",
-    "--modified", "--name-only", "--name-status", "--no-decorate", "--no-ext-diff", "--no-ff", "--no-rebase",
-    "--no-textconv", "--oneline", "--others", "--porcelain", "--reverse", "--set-upstream", "--short", "--squash",
-    "--staged", "--stat", "--tags", "--version", "--word-diff",
+    "-C",
+    "-E",
+    "-a",
+    "-b",
+    "-c",
+    "-d",
+    "-l",
+    "-m",
+    "-n",
+    "-r",
+    "-s",
+    "-u",
+    "-v",
+    "-x",
+    "-A",
+    "--",
+    "--abort",
+    "--all",
+    "--always",
+    "--branch",
+    "--cached",
+    "--deleted",
+    "--ff-only",
+    "--graph",
+    "--ignored",
+    "--list",
+    "--long",
+    "--modified",
+    "--name-only",
+    "--name-status",
+    "--no-decorate",
+    "--no-ext-diff",
+    "--no-ff",
+    "--no-rebase",
+    "--no-textconv",
+    "--oneline",
+    "--others",
+    "--porcelain",
+    "--reverse",
+    "--set-upstream",
+    "--short",
+    "--squash",
+    "--staged",
+    "--stat",
+    "--tags",
+    "--version",
+    "--word-diff",
 ];
+
+/// A directory with a workspace in it, and a sandbox that works in the workspace.
+struct Place {
+    directory: PathBuf,
+    exercise: Exercise,
+}
+
+/// Nothing of it gets into a script, or out of a sandbox.
+const OUTSIDE: &str = "9f3c-outside-of-the-workspace-71d0";
+
+thread_local! {
+    static PLACE: Place = Place::new();
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = std::env::temp_dir().join(format!("exeat-fuzz-{}", std::process::id()));
+        let workspace = directory.join("workspace");
+        std::fs::create_dir_all(&workspace).expect("the directory for temporary files can be written to");
+        let program = std::env::current_exe().expect("the program is known");
+        let exercise = Exercise::new(&workspace, program).expect("the sandbox is complete");
+        std::fs::write(directory.join("outside"), OUTSIDE).expect("a file");
+        let place = Self { directory, exercise };
+        place.fill();
+        place
+    }
+
+    /// Restores the contents of the workspace.
+    fn fill(&self) {
+        let workspace = self.directory.join("workspace");
+        for entry in std::fs::read_dir(&workspace).expect("the workspace").flatten() {
+            let path = entry.path();
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed = if is_directory { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.expect("a file of the workspace");
+        }
+        std::fs::create_dir(workspace.join("d")).expect("a directory");
+        for (name, content) in
+            [("a", "hello\nx {{k}}\n"), ("b.txt", "a,b\n1,2\n"), ("d/e.json", "{\"k\":[1,{\"x\":2}]}")]
+        {
+            std::fs::write(workspace.join(name), content).expect("a file");
+        }
+        for (name, to) in [("link", "../outside"), ("dir-link", "..")] {
+            std::os::unix::fs::symlink(to, workspace.join(name)).expect("a link");
+        }
+    }
+
+    /// Checks that nothing but the workspace has changed.
+    fn check(&self) {
+        let entries = std::fs::read_dir(&self.directory).expect("the directory").flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["outside", "workspace"]);
+        assert_eq!(std::fs::read_to_string(self.directory.join("outside")).expect("the file"), OUTSIDE);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
 
 /// Every script compiles or has its problems told, and the commands in it have known options, no protected branches and no paths
 /// outside.
 pub fn scripts(data: &[u8]) {
-    let Ok(commands) = exeat::tool::shell::compiled(data) else { return };
-    for command in commands {
-        let is_text = |at: usize| at > 0 && command[at - 1] == "-m";
-        assert!(["cat", "cp", "git", "tag"].contains(&command[0].as_str()), "{command:?}");
-        for (at, arg) in command.iter().enumerate().skip(1) {
-            assert!(!arg.chars().any(char::is_control), "{command:?}");
-            assert!(!arg.starts_with('-') || OPTIONS.contains(&arg.as_str()), "{command:?}");
-            assert!(is_text(at) || !arg.split('/').any(|part| part == ".."), "{command:?}");
-            assert!(!arg.starts_with('/') || is_text(at) || arg.starts_with("/workspace"), "{command:?}");
-            let names = arg.split([':', '+']).map(|name| name.trim_start_matches("refs/heads/"));
-            let is_branch = command[0] == "git" && !is_text(at);
-            assert!(!is_branch || !names.into_iter().any(|name| ["main", "master", "HEAD"].contains(&name)), "{command:?}");
-            assert!(!is_branch || !arg.starts_with("https:") || arg == "https://api.test/shop.git", "{command:?}");
-        }
+    let commands = PLACE.with(|place| place.exercise.commands(&script::script(data)));
+    for command in commands.unwrap_or_default() {
+        check_command(&command);
     }
 }
 
-fn operations() -> Vec<Vec<u8>> {
-    let all = [
-        r#"{"operations":[{"verb":"ProcRun","args":["git","-C","shop","push","-u","origin","feature/x"],"captureAs":"A"},{"verb":"Echo","args":["$A"],"captureAs":"B"}]}"#,
-        r#"{"operations":[{"verb":"ProcRun","args":["git","clone","https://api.test/shop.git","shop"]},{"verb":"ProcRun","args":["git","merge","--no-ff","feature/x","-m","Fix it"]}]}"#,
-        r#"{"operations":[{"verb":"ProcRun","args":["cat","-n","-x","3","w","a","$WORKSPACE/b"]},{"verb":"ProcRun","args":["cp","a","b"]},{"verb":"ProcRun","args":["tag","Fix it","a"]}]}"#,
-        r#"{"operations":[{"verb":"ForEach","forEach":{"items":["a","b"],"body":{"verb":"ProcRun","args":["git","log","-n","5","--","$ITEM"]}}}],"options":{"failureMode":"StopAndCleanup","pipeStepOutput":true},"cleanup":[{"verb":"If","if":{"predicate":{"kind":"FileExists","args":["x"]},"then":{"verb":"ProcRun","args":["git","checkout","-b","feature/$INDEX"]}}}]}"#,
-        r#"{"operations":[{"verb":"FileTemplate","args":["a"],"template":{"source":"b","values":{"K":"v"}}},{"verb":"FilePatch","args":["a"],"patches":[{"find":"x","replace":"y"}],"label":"l","onFailure":"goto:m"},{"verb":"TextTrim","args":["$PREV"],"label":"m"}],"options":{"pipeStepOutput":true}}"#,
-    ];
-    all.map(|text| text.as_bytes().to_vec()).into()
+fn check_command(command: &[String]) {
+    let is_text = |at: usize| at > 0 && command[at - 1] == "-m";
+    assert!(["cat", "cp", "git", "tag"].contains(&command[0].as_str()), "{command:?}");
+    for (at, arg) in command.iter().enumerate().skip(1) {
+        assert!(!arg.chars().any(char::is_control), "{command:?}");
+        assert!(!arg.starts_with('-') || OPTIONS.contains(&arg.as_str()), "{command:?}");
+        assert!(is_text(at) || !arg.split('/').any(|part| part == ".."), "{command:?}");
+        assert!(!arg.starts_with('/') || is_text(at) || arg.starts_with("/workspace"), "{command:?}");
+        let names = arg.split([':', '+']).map(|name| name.trim_start_matches("refs/heads/"));
+        let is_branch = command[0] == "git" && !is_text(at);
+        assert!(!is_branch || !names.into_iter().any(|name| ["main", "master", "HEAD"].contains(&name)), "{command:?}");
+        assert!(!is_branch || !arg.starts_with("https:") || arg == "https://api.test/shop.git", "{command:?}");
+    }
+}
+
+/// Every script that compiles runs to its end, in a confined process of this program. It reads and changes nothing outside of the
+/// workspace. The process does not end by itself, which it does where it panics.
+pub fn runs(data: &[u8]) {
+    let script = script::script(data);
+    PLACE.with(|place| {
+        let started = Instant::now();
+        if let Ok((_, text)) = place.exercise.run(&script) {
+            assert!(!text.contains("the process of the sandbox"), "{text}");
+            assert!(!text.contains(OUTSIDE) && !text.contains("root:x:0:0"), "{text}");
+            assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
+            place.check();
+            place.fill();
+        }
+    });
+}
+
+/// The inputs are choices, so that any bytes will do.
+fn choices() -> Vec<Vec<u8>> {
+    let mut state = 1_u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    (0..64).map(|at| (0..40 + at * 16).map(|_| next()).collect()).collect()
 }
 
 fn texts() -> Vec<Vec<u8>> {

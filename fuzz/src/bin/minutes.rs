@@ -1,13 +1,25 @@
 //! Runs a target on mutated inputs for a number of seconds, where libFuzzer is not available: `minutes scan 240
 //! [seed]`.
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-fn main() {
+fn main() -> ExitCode {
+    // The target `script_runs` starts this program for its scripts.
+    if std::env::args().nth(1).is_some_and(|command| command.starts_with("confined-")) {
+        return exeat::tool::command::main();
+    }
+    // At its end, a thread removes what the targets have made for it.
+    std::thread::spawn(run).join().unwrap_or(ExitCode::FAILURE)
+}
+
+fn run() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let wanted = args.first().map_or("", String::as_str);
-    let Some((name, run, seeds)) = exeat_fuzz::TARGETS.into_iter().find(|(name, ..)| *name == wanted) else {
-        return eprintln!("minutes TARGET SECONDS [SEED], TARGET one of coding, hello, scan, scripts, websocket");
+    let Some((name, target, seeds)) = exeat_fuzz::TARGETS.into_iter().find(|(name, ..)| *name == wanted) else {
+        let all = exeat_fuzz::TARGETS.map(|(name, ..)| name).join(", ");
+        eprintln!("minutes TARGET SECONDS [SEED], TARGET one of {all}");
+        return ExitCode::FAILURE;
     };
     let number = |at: usize, otherwise: u64| args.get(at).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
     let mut random = Random(number(2, 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -17,12 +29,12 @@ fn main() {
     let mut cases = 0_u64;
     while start.elapsed() < time {
         let input = random.change(&pool);
-        let outcome = std::panic::catch_unwind(|| run(&input));
+        let outcome = std::panic::catch_unwind(|| target(&input));
         if outcome.is_err() {
             let path = format!("{name}-{cases}.bin");
             std::fs::write(&path, &input).expect("the directory can be written to");
             eprintln!("{name}: case {cases} of {} bytes failed, see {path}", input.len());
-            std::process::exit(1);
+            return ExitCode::FAILURE;
         }
         cases += 1;
         // Inputs that were mutated are mutated again.
@@ -38,6 +50,7 @@ fn main() {
         start.elapsed(),
         cases as f64 / start.elapsed().as_secs_f64()
     );
+    ExitCode::SUCCESS
 }
 
 struct Random(u64);

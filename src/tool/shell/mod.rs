@@ -43,7 +43,7 @@ pub use self::command::{SandboxArgs, SandboxCommand};
 #[cfg(target_os = "linux")]
 use self::executor::Executor;
 #[cfg(target_os = "linux")]
-pub use self::exercise::compiled;
+pub use self::exercise::{Exercise, verbs};
 #[cfg(not(target_os = "linux"))]
 use self::no_executor::Executor;
 pub(super) use self::programs::Purpose;
