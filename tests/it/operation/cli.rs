@@ -289,7 +289,7 @@ async fn check_warns_of_addresses_in_use_and_a_ca_that_ends_soon() {
 /// the failure follows many messages at once.
 #[test]
 fn the_reason_why_the_daemon_cannot_start_is_the_last_line() {
-    const WARNINGS: usize = 2000;
+    const WARNINGS: usize = 300;
     let dir = tempfile::tempdir().unwrap();
     let mut config = OWN_STATE.to_owned();
     for n in 0..WARNINGS {

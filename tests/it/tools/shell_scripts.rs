@@ -253,11 +253,11 @@ async fn operations_that_are_handed_over_together_have_the_results_of_single_one
 async fn the_time_of_a_script_ends_operations_that_were_handed_over() {
     let place = Place::new().await;
     for round in 0..400 {
-        fs::write(place.workspace().join(format!("{round}.txt")), "x".repeat(20_000)).unwrap();
+        fs::write(place.workspace().join(format!("{round}.txt")), "x".repeat(60_000)).unwrap();
     }
     let many: Vec<Value> = (0..900).map(|_| operation("DirHash", &["."])).collect();
     for mode in ["StopOnFirstError", "ContinueOnError"] {
-        let options = json!({ "scriptTimeout": "00:00:01", "failureMode": mode });
+        let options = json!({ "scriptTimeout": "00:00:03", "failureMode": mode });
         let line = place.run(&json!({ "operations": many, "options": options }));
         let end = line.get(line.len().saturating_sub(300)..).unwrap_or(&line);
         assert!(line.contains("exceeded its scriptTimeout"), "{end}");

@@ -336,8 +336,13 @@ mod tests {
     use std::fs::{self, File};
     use std::time::Duration;
 
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::tool::primitives::sql::READ;
+
+    /// SQLite's limit of the heap holds for a process, and the tests are threads of one.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     /// Runs a statement on a database with one table, within a time, and returns the workspace too.
     fn ask(statement: &str, mode: &str, within: Duration) -> (tempfile::TempDir, Result<String, VerbError>) {
@@ -349,7 +354,10 @@ mod tests {
         workspace.until = Instant::now() + within;
         workspace.may_write.set(1 << 30);
         let args = ["a.db", statement, mode].map(str::to_owned);
-        let answer = run("query_sql", Args(&args), &workspace).unwrap();
+        let answer = {
+            let _one = ONE_AT_A_TIME.lock();
+            run("query_sql", Args(&args), &workspace).unwrap()
+        };
         (dir, answer)
     }
 
@@ -438,6 +446,7 @@ mod tests {
 
     #[test]
     fn virtual_tables_are_read() {
+        let _one = ONE_AT_A_TIME.lock();
         for (create, query) in [
             (
                 "create virtual table f using fts5(a); insert into f values ('hello world')",
@@ -480,6 +489,7 @@ mod tests {
     #[test]
     fn a_damaged_database_is_an_error() {
         let (dir, _) = ask("select 1", READ, Duration::from_secs(60));
+        let _one = ONE_AT_A_TIME.lock();
         let whole = fs::read(dir.path().join("a.db")).unwrap();
         let mut workspace = Workspace::new(File::open(dir.path()).unwrap().into()).unwrap();
         workspace.until = Instant::now() + Duration::from_secs(60);
