@@ -441,12 +441,6 @@ impl Record {
         self.line.url_of(host, self.line.path.as_deref().unwrap_or("/"))
     }
 
-    /// Returns whether the path as logged is the whole path.
-    #[must_use]
-    pub fn has_whole_path(&self) -> bool {
-        self.line.path.as_ref().is_none_or(|path| path.chars().count() < MAX_PATH)
-    }
-
     /// Returns the method as logged.
     #[must_use]
     pub fn method(&mut self) -> &str {

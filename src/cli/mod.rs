@@ -156,9 +156,11 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// List the pending approvals
+    /// List the pending approvals, or show one with all that it is bound to
     Approvals {
-        /// Print the list as JSON
+        /// The approval's id
+        id: Option<String>,
+        /// Print the answer as JSON
         #[arg(long)]
         json: bool,
     },
@@ -166,6 +168,12 @@ enum Command {
     Approve {
         /// The approval's id
         id: String,
+        /// The code that `exeat approvals ID` shows: nothing is approved if it is another one. Required for a command of the dangerous shell
+        #[arg(long)]
+        code: Option<String>,
+        /// With --code: approve although `exeat approvals ID` does not show all of it
+        #[arg(long, requires = "code")]
+        incomplete: bool,
     },
     /// Deny a pending request
     Deny {
@@ -319,8 +327,11 @@ pub fn main() -> ExitCode {
         Command::Health { live } => health::run(config, admin, live).into(),
         Command::Status { json } => status::run(config, admin, json).into(),
         Command::Credentials { json } => credentials::run(config, admin, json).into(),
-        Command::Approvals { json } => approval::list(config, admin, json).into(),
-        Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
+        Command::Approvals { id: None, json } => approval::list(config, admin, json).into(),
+        Command::Approvals { id: Some(id), json } => approval::show(config, admin, &id, json).into(),
+        Command::Approve { id, code, incomplete } => {
+            approval::approve(config, admin, &id, code.as_deref().map(|code| (code, incomplete))).into()
+        }
         Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),
         Command::Audit { action } => audit::run(config, action).into(),
         Command::Completions { shell } => {

@@ -4,6 +4,8 @@
 //! plan, but are not calls. A query about a destination is a tool call, authorized like a request to
 //! `https://host:port/`, but no HTTP request is sent.
 
+mod command;
+
 use std::time::{Duration, Instant};
 
 use http::header::{CONTENT_ENCODING, HOST, ORIGIN};
@@ -62,6 +64,8 @@ pub(super) enum Page {
     Approvals,
     /// `GET /v1/self/approvals/{id}`
     Approval(String),
+    /// `POST /v1/self/commands`
+    Command,
     /// `POST /v1/self/tool_calls`
     Report,
     /// `GET /v1/self/{verb}?host=…&port=…`
@@ -120,6 +124,7 @@ fn page_at(path: &str) -> Option<Page> {
         "/v1/self" => Page::About,
         "/v1/self/ca.pem" => Page::Authority,
         "/v1/self/approvals" => Page::Approvals,
+        "/v1/self/commands" => Page::Command,
         "/v1/self/tool_calls" => Page::Report,
         "/v1/self/resolve" => Page::Destination(DestinationQuery::Resolve),
         "/v1/self/certificate" => Page::Destination(DestinationQuery::Certificate),
@@ -177,6 +182,12 @@ pub(super) async fn answer(
             let counts = record.transfer_counts();
             return api.with_timeout(&counts, api.query_destination(query, &taken, &head, record)).await;
         }
+        Page::Command if head.method == Method::POST => {
+            record.proxy_call(command::NAME);
+            api.take_call(&mut head, record).await?;
+            let counts = record.transfer_counts();
+            return api.with_timeout(&counts, api.command(&head, body, record)).await;
+        }
         Page::Report if head.method == Method::POST => {
             api.take_call(&mut head, record).await?;
             let counts = record.transfer_counts();
@@ -214,7 +225,7 @@ impl SelfRequest<'_> {
     /// Answers a request that is not counted as a call.
     async fn answer_uncounted(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<SelfReply> {
         let reply = match page {
-            Page::Report => SelfReply::MethodNotAllowed("POST"),
+            Page::Command | Page::Report => SelfReply::MethodNotAllowed("POST"),
             Page::Destination(_) => SelfReply::MethodNotAllowed("GET"),
             _ if method != Method::GET => SelfReply::MethodNotAllowed("GET"),
             Page::About => self.about().await?,
@@ -273,6 +284,7 @@ impl SelfRequest<'_> {
             "raw": self.task.takes_raw(),
             "approved": self.task.approved(),
             "webhooks": self.task.takes_webhooks(),
+            "commands": self.task.commands().map(|_| "by_approval"),
             "limits": {
                 "tools": tools,
                 "raw": remaining(&self.task.limits(Kind::Raw), &state.raw),

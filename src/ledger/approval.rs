@@ -103,6 +103,13 @@ impl Approval {
         }
     }
 
+    /// Returns whether the method and the URL are shown as they are: neither masked, nor hashed, nor cut where it is stored.
+    #[must_use]
+    pub fn shows(&self, method: &str, url: &str) -> bool {
+        let stored = self.clone().bounded();
+        stored.method == method && stored.url == url
+    }
+
     /// Truncates the texts to the lengths that the ledger stores.
     pub(super) fn bounded(mut self) -> Self {
         call::truncate(&mut self.url, call::MAX_URL);

@@ -9,6 +9,7 @@ pub mod name;
 pub mod peer;
 pub mod refusal;
 pub mod secret;
+pub mod shell_command;
 pub mod target;
 pub mod tls;
 pub mod token;

@@ -1,4 +1,5 @@
-//! `approval`: the requests of an integration that the operator has to approve one by one.
+//! `approval`: the requests of an integration that the operator has to approve one by one. `commands`: the same for commands of a
+//! task.
 
 use std::time::Duration;
 
@@ -46,15 +47,7 @@ impl Approval {
 
     fn table(mut s: Section<'_>, findings: &Findings) -> Self {
         let (methods, tools) = (s.take::<Vec<Method>>("methods"), s.take::<Vec<Tool>>("tools"));
-        let expires = s.take("expires").unwrap_or(DEFAULT_EXPIRY);
-        let [min, max] = EXPIRY_BOUNDS;
-        if !(min..=max).contains(&expires) {
-            findings.problem(
-                s.at("expires"),
-                format!("{} s is out of range", expires.as_secs_f64()),
-                "\"10s\" to \"24h\"",
-            );
-        }
+        let expires = expiry(&mut s, findings);
         let empty = [
             ("methods", methods.as_ref().is_some_and(Vec::is_empty)),
             ("tools", tools.as_ref().is_some_and(Vec::is_empty)),
@@ -67,6 +60,36 @@ impl Approval {
             );
         }
         Self { methods, tools, expires }
+    }
+}
+
+/// Reads the key `commands` of a task: a string, or a table. Returns how long the approval of a command is valid.
+pub(super) fn of_commands(s: &mut Section<'_>, findings: &Findings) -> Option<Duration> {
+    if s.has_table("commands") {
+        return Some(expiry(&mut s.section("commands"), findings));
+    }
+    s.take::<ByApproval>("commands").map(|_| DEFAULT_EXPIRY)
+}
+
+fn expiry(s: &mut Section<'_>, findings: &Findings) -> Duration {
+    let expires = s.take("expires").unwrap_or(DEFAULT_EXPIRY);
+    let [min, max] = EXPIRY_BOUNDS;
+    if !(min..=max).contains(&expires) {
+        findings.problem(s.at("expires"), format!("{} s is out of range", expires.as_secs_f64()), "\"10s\" to \"24h\"");
+    }
+    expires
+}
+
+/// The string `"by_approval"`.
+struct ByApproval;
+
+impl Readable for ByApproval {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let is_by_approval = value.as_str() == Some("by_approval");
+        if !is_by_approval {
+            findings.problem(path, format!("invalid value {value}"), "\"by_approval\" or { expires = \"10m\" }");
+        }
+        is_by_approval.then_some(Self)
     }
 }
 

@@ -552,6 +552,7 @@ fn task(
         raw: raw.raw.unwrap_or(raw.tools.is_empty()),
         tools: raw.tools,
         webhooks: webhooks.then_some(registered),
+        commands: raw.commands,
     }
 }
 
@@ -1426,6 +1427,11 @@ pub(super) mod tests {
             ("[tasks.t]\ncredentials = [\"A\"]", "tasks.t.credentials[0]", "[credentials.A]"),
             ("[tasks.t]\ntools = [\"shell\"]", "tasks.t.tools[0]", "api_call"),
             ("[tasks.t]\nworkspace = \"a/b\"", "tasks.t.workspace", "letters"),
+            ("[tasks.t]\ncommands = \"always\"", "tasks.t.commands", "by_approval"),
+            ("[tasks.t]\ncommands = true", "tasks.t.commands", "by_approval"),
+            ("[tasks.t]\ncommands = { expires = \"1s\" }", "tasks.t.commands.expires", "\"10s\" to \"24h\""),
+            ("[tasks.t]\ncommands = { expires = \"25h\" }", "tasks.t.commands.expires", "\"10s\" to \"24h\""),
+            ("[tasks.t]\ncommands = { shell = \"bash\" }", "tasks.t.commands.shell", ""),
             ("[tasks.t]\nwebhook_urls = [\"http://a.example/\"]", "tasks.t.webhook_urls[0]", "https"),
             ("[tasks.t]\nwebhook_urls = [\"https://10.0.0.1/\"]", "tasks.t.webhook_urls[0]", "public"),
             (

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use toml::{Table, Value};
 
 use super::address::{self, Class};
-use super::approval::Approval;
+use super::approval::{self, Approval};
 use super::credential_file;
 use super::credential_file::RawCredential;
 use super::hook_url::HookUrl;
@@ -82,6 +82,8 @@ pub(super) struct RawTask {
     pub(super) tools: Vec<Tool>,
     pub(super) raw: Option<bool>,
     pub(super) webhook_urls: Vec<String>,
+    /// How long the approval of a command is valid, if the task runs commands.
+    pub(super) commands: Option<Duration>,
     pub(super) denied_domains: Vec<HostPattern>,
     pub(super) observe: bool,
     pub(super) plan: Option<String>,
@@ -491,6 +493,7 @@ fn task(mut s: Section<'_>, base: &Path, findings: &Findings) -> RawTask {
         tools: s.take("tools").unwrap_or_default(),
         raw: s.take("raw"),
         webhook_urls: s.take("webhook_urls").unwrap_or_default(),
+        commands: approval::of_commands(&mut s, findings),
         denied_domains: denied_domains(&mut s),
         observe: s.take("observe").unwrap_or(false),
         plan: s.take("plan"),

@@ -130,6 +130,7 @@ pub struct Task {
     pub(super) raw: bool,
     /// The registered webhook URLs. `None` without the integration `webhook`.
     pub(super) webhooks: Option<Vec<Target>>,
+    pub(super) commands: Option<Duration>,
 }
 
 /// The kind of access to a destination.
@@ -627,6 +628,12 @@ impl Task {
     #[must_use]
     pub fn takes_webhooks(&self) -> bool {
         self.webhooks.is_some()
+    }
+
+    /// Returns how long the approval of a command of the dangerous shell is valid. `None` if the task runs none.
+    #[must_use]
+    pub fn commands(&self) -> Option<Duration> {
+        self.commands
     }
 
     /// Returns the registered webhook URLs, as destinations.

@@ -325,11 +325,12 @@ function left(until) {
 
 function approvalCard(approval) {
   const { id, bound } = approval;
+  const isCommand = approval.tool === 'dangerous_shell';
   const list = node('dl');
   facts(list, [
     ['task', approval.task], ['execution', approval.execution], ['tool', approval.tool], ['query', bound?.query],
-    ['credentials', bound ? (bound.credentials.map(({ name, places }) => `${name} in ${places.join(', ')}`).join('; ') || 'none') : null],
-    ['body', bound ? (bound.body.bytes === 0 ? 'empty' : `${bound.body.bytes} bytes, sha256 ${bound.body.sha256}`) : null],
+    ['credentials', bound && !isCommand ? (bound.credentials.map(({ name, places }) => `${name} in ${places.join(', ')}`).join('; ') || 'none') : null],
+    [isCommand ? 'command' : 'body', bound ? (bound.body.bytes === 0 ? 'empty' : `${bound.body.bytes} bytes, sha256 ${bound.body.sha256}`) : null],
     ['digest of all parts', bound?.digest], ['id', id],
   ]);
   const answer = node('p', { role: 'status' });
@@ -361,9 +362,11 @@ function approvalCard(approval) {
     node('h3', { textContent: clean(`${approval.method} ${approval.url}`) }),
     node('p', { class: 'quiet expiry', textContent: '' }), list,
     bound ? null : node('p', { class: 'warn', textContent: 'The rest of the request is not known here: another proxy was asked, this one has started anew since, or too many approvals were asked for. The decision is for exactly the request that was made.' }),
-    bound && !bound.is_complete ? node('p', { class: 'warn', textContent: 'A part of the request is too long to be shown, or is not text.' }) : null,
-    bound ? node('pre', { tabIndex: 0, textContent: [...fields, ...trailers].join('\n') || 'no header fields', 'aria-label': 'Header fields' }) : null,
-    body ? node('pre', { tabIndex: 0, textContent: cleanLines(body) + (bound.body.is_whole ? '' : '\n\u2026'), 'aria-label': 'Body' }) : null,
+    bound && !bound.is_complete ? node('p', { class: 'warn', textContent: 'A part of the request is masked, hashed, too long to be shown, invisible, or not text.' }) : null,
+    isCommand ? node('p', { class: 'quiet', textContent: 'A shell runs this in the workspace. The files that it runs or reads can change until then.' }) : null,
+    bound ? node('pre', { tabIndex: 0, textContent: [...fields, ...trailers].join('\n') || 'no header fields', 'aria-label': isCommand ? 'Conditions' : 'Header fields' }) : null,
+    isCommand && body ? node('ol', { class: 'lines', 'aria-label': 'Command' }, ...cleanLines(body).split('\n').map(line => node('li', { textContent: line }))) : null,
+    body && !isCommand ? node('pre', { tabIndex: 0, textContent: cleanLines(body) + (bound.body.is_whole ? '' : '\n\u2026'), 'aria-label': 'Body' }) : null,
     bound && bound.body.bytes > 0 && body === null ? node('p', { class: 'warn', textContent: 'The body is not text.' }) : null,
     node('div', { class: 'buttons' }, ...buttons), answer);
 }

@@ -25,6 +25,26 @@ pub(super) fn of_task(old: &Task, new: &Task) -> Changes {
     changes
 }
 
+/// Compares how long the approval of a command is valid. `None` if no command is run.
+pub(super) fn of_commands(old: Option<Duration>, new: Option<Duration>, changes: &mut Changes) {
+    match (old, new) {
+        (before, after) if before == after => {}
+        (None, Some(after)) => {
+            changes.opens.push(format!(
+                "commands of the dangerous shell, each after an approval that is valid for {} s",
+                after.as_secs()
+            ));
+        }
+        (Some(_), None) => changes.closes.push("no commands of the dangerous shell".to_owned()),
+        (Some(before), Some(after)) => {
+            let line =
+                format!("the approval of a command is valid for {} s; was {} s", after.as_secs(), before.as_secs());
+            if after > before { changes.opens.push(line) } else { changes.closes.push(line) }
+        }
+        (None, None) => {}
+    }
+}
+
 fn compare(what: &str, old: &Limits, new: &Limits, changes: &mut Changes) {
     let mut limit = |key: &str, before: Option<u128>, after: Option<u128>, unit: &str| {
         if before == after {

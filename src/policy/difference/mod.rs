@@ -238,7 +238,9 @@ fn of_task(old: Side<'_>, new: Side<'_>, name: &TaskName) -> Result<TaskDifferen
         (None, Some(_)) => Presence::New,
         _ => Presence::Both,
     };
-    let limits = old.1.zip(new.1).map(|(old, new)| limits::of_task(old, new)).unwrap_or_default();
+    let mut limits = old.1.zip(new.1).map(|(old, new)| limits::of_task(old, new)).unwrap_or_default();
+    let commands = |side: Side<'_>| side.1.and_then(|task| task.commands());
+    limits::of_commands(commands(old), commands(new), &mut limits);
     let mut comparison = Comparison { old, new, spaces: HashMap::new(), opens: Vec::new(), closes: Vec::new() };
     let space = comparison.hosts();
     for (class, host) in space.classes() {
@@ -697,6 +699,22 @@ mod tests {
         let found = opened(base, &less);
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("over \"{timestamp}\", key"), "{found:?}");
+    }
+
+    #[test]
+    fn commands_are_compared() {
+        let of = |commands: &str| format!("[tasks.t]\n{commands}\n");
+        let (none, usual, longer) = (of(""), of("commands = \"by_approval\""), of("commands = { expires = \"11m\" }"));
+        let allowed = "commands of the dangerous shell, each after an approval that is valid for 600 s";
+        assert_eq!(opened(&none, &usual), [allowed]);
+        assert_eq!(opened("", &usual), [allowed], "a new task");
+        assert_eq!(opened(&usual, &longer), ["the approval of a command is valid for 660 s; was 600 s"]);
+        assert_eq!(opened(&usual, &of("commands = { expires = \"10m\" }")), [""; 0]);
+        for (old, new) in [(&usual, &none), (&longer, &usual)] {
+            assert_eq!(opened(old, new), [""; 0]);
+            let difference = difference(&policy(old), &policy(new), |_| true).unwrap();
+            assert_eq!(difference.tasks.iter().map(|task| task.lowered_limits.len()).sum::<usize>(), 1, "{new}");
+        }
     }
 
     /// Found by a reader: each of these was missed.

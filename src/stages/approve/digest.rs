@@ -37,7 +37,7 @@ pub(crate) async fn of(
     digest.fields(&end_to_end(grant, parts, is_websocket));
     hash_body(&mut digest, grant, data).await;
     digest.fields(trailers.unwrap_or(&HeaderMap::new()));
-    Ok(digest.0.finalize().into())
+    Ok(digest.finish())
 }
 
 /// Hashes the body, with the names and places of credentials instead of their placeholders.
@@ -150,14 +150,18 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
 /// A digest in which each part is prefixed by its length and each list by its count, so that no two requests hash the
 /// same bytes.
 #[derive(Default)]
-struct DigestWriter(Sha256);
+pub(super) struct DigestWriter(Sha256);
 
 impl DigestWriter {
-    fn length(&mut self, length: usize) {
+    pub(super) fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+
+    pub(super) fn length(&mut self, length: usize) {
         self.0.update((length as u64).to_be_bytes());
     }
 
-    fn part(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(super) fn part(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
         self.length(bytes.len());
         self.0.update(bytes);

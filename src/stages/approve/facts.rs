@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::digest;
+use super::{command, digest};
 use crate::audit::record::Record;
 use crate::model::name::ExecutionId;
+use crate::model::shell_command::ShellCommand;
 use crate::model::tool::{Kind, Tool};
 use crate::policy::credential::Credential;
 use crate::stages::authorize::Grant;
@@ -38,7 +39,9 @@ const PORTION: usize = 512 * 1024;
 pub struct BoundFacts {
     /// The digest of all parts, in hex.
     digest: String,
-    /// Whether all texts are whole, the URL included.
+    /// What `exeat approve --code` takes: random, so that nobody but a reader of these facts knows it.
+    code: String,
+    /// Whether all of it is shown as it is, the method and the URL included: nothing is masked, cut, hashed or invisible.
     is_complete: bool,
     /// The query, as it is sent. For a webhook, its hash: the log has no more of the URL either.
     query: Option<String>,
@@ -124,7 +127,8 @@ impl Texts<'_> {
         let redacted = self.record.redact(text);
         let shown: String = redacted.chars().take(self.left).collect();
         self.left = self.left.saturating_sub(shown.chars().count());
-        self.is_complete &= shown.len() == redacted.len();
+        // A text in which a value is masked is not shown whole either.
+        self.is_complete &= shown == text && is_visible(text);
         shown
     }
 
@@ -135,7 +139,9 @@ impl Texts<'_> {
                 self.is_complete = false;
                 break;
             }
-            fields.push([self.of(name.as_str()), self.of(&String::from_utf8_lossy(value.as_bytes()))]);
+            let text = String::from_utf8_lossy(value.as_bytes());
+            self.is_complete &= text.as_bytes() == value.as_bytes();
+            fields.push([self.of(name.as_str()), self.of(&text)]);
         }
         fields
     }
@@ -147,7 +153,7 @@ impl BoundFacts {
         parts: &Parts,
         (data, trailers): (&Bytes, Option<&HeaderMap>),
         hash: [u8; 32],
-        (record, is_url_whole): (&Record, bool),
+        (record, is_target_shown): (&Record, bool),
     ) -> Self {
         let mut sha256 = Sha256::new();
         for portion in data.chunks(PORTION) {
@@ -159,11 +165,17 @@ impl BoundFacts {
             let is_swapped = grant.message_swaps().is_some();
             credential.message_places().filter(|_| is_swapped).map(ToString::to_string).collect()
         };
+        // The client may have chosen the parts of a signature's scope.
+        let scope = |chosen: &SelectedCredential| {
+            let scope = chosen.scope.as_ref()?;
+            let text = format!("scope:{}/{} with {}", scope.region, scope.service, scope.algorithm.name());
+            Some(record.redact(&text).into_owned())
+        };
         let bound = |chosen: &SelectedCredential| BoundCredential {
             name: chosen.credential.name().to_string(),
             places: {
                 let placements = chosen.placements().into_iter().map(|place| place.to_string());
-                placements.chain(in_messages(&chosen.credential)).collect()
+                placements.chain(in_messages(&chosen.credential)).chain(scope(chosen)).collect()
             },
         };
         let only_in_messages = |credential: &Arc<Credential>| BoundCredential {
@@ -172,7 +184,7 @@ impl BoundFacts {
         };
         let credentials = grant.selected_credentials().iter().map(bound);
         let credentials = credentials.chain(grant.only_in_messages().map(only_in_messages)).collect();
-        let mut texts = Texts { record, left: MAX_HEAD, is_complete: is_url_whole };
+        let mut texts = Texts { record, left: MAX_HEAD, is_complete: is_target_shown };
         let is_webhook = grant.kind() == Kind::Tool(Tool::Webhook);
         let query = digest::sent_query(grant).map(|query| match is_webhook {
             true => format!("sha256:{}", hex(&Sha256::digest(query))),
@@ -196,20 +208,98 @@ impl BoundFacts {
             }
             Err(_) => None,
         };
-        let is_whole = text.is_some_and(|text| text.len() == data.len() && text.chars().count() <= MAX_BODY);
         let shown = |text: &str| -> String { record.redact(text).chars().take(MAX_BODY).collect() };
+        let is_readable = text.is_some_and(is_visible);
+        let text = text.map(shown);
+        let is_whole = text.as_ref().is_some_and(|text| text.as_bytes() == data.as_ref());
         Self {
             digest: hex(&hash),
-            is_complete: texts.is_complete && (is_whole || data.is_empty()),
+            code: code(),
+            is_complete: texts.is_complete && ((is_whole && is_readable) || data.is_empty()),
             query,
             credentials,
             fields,
-            body: BoundBody { bytes: data.len(), sha256, text: text.map(shown), is_whole },
+            body: BoundBody { bytes: data.len(), sha256, text, is_whole },
             trailers,
         }
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+impl BoundFacts {
+    /// Returns the facts of a command: it is the body, and the fields tell where it would run.
+    pub(super) fn of_command(shown: &ShellCommand, hash: [u8; 32], record: &Record) -> Self {
+        let mut texts = Texts { record, left: MAX_HEAD, is_complete: true };
+        let fields = command::conditions(shown).into_iter().map(|[name, value]| [name, texts.of(&value)]).collect();
+        let text: String = record.redact(&shown.command).chars().take(MAX_BODY).collect();
+        let is_whole = text == shown.command;
+        let (bytes, sha256) = (shown.command.len(), hex(&Sha256::digest(&shown.command)));
+        Self {
+            digest: hex(&hash),
+            code: code(),
+            is_complete: texts.is_complete && is_whole,
+            query: None,
+            credentials: Vec::new(),
+            fields,
+            body: BoundBody { bytes, sha256, text: Some(text), is_whole },
+            trailers: Vec::new(),
+        }
+    }
+}
+
+/// Returns a random code. Without random numbers, it is too short to be used.
+fn code() -> String {
+    getrandom::u64().map(|random| format!("{random:016x}")).unwrap_or_default().chars().take(8).collect()
+}
+
+/// Returns whether a text has no characters that are not visible, or change the order of the others. Ends of lines and tabs are visible.
+fn is_visible(text: &str) -> bool {
+    let is_hidden = |c: char| {
+        (c.is_control() && !matches!(c, '\t' | '\n' | '\r'))
+            || matches!(
+                c,
+                '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'
+                    ..='\u{180f}'
+            )
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}')
+            || matches!(c, '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}')
+            || matches!(c, '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+    };
+    !text.chars().any(is_hidden)
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invisible_characters_are_known() {
+        for text in ["", "a b\tc\r\n", "äöü 漢字 😀", "\u{a0}"] {
+            assert!(is_visible(text), "{text:?}");
+        }
+        for text in [
+            "\0",
+            "\u{1b}[2K",
+            "\u{7f}",
+            "\u{9b}",
+            "a\u{ad}b",
+            "\u{200b}",
+            "\u{202e}",
+            "\u{2066}",
+            "\u{feff}",
+            "\u{e0041}",
+            "\u{fe0f}",
+        ] {
+            assert!(!is_visible(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn codes_are_random() {
+        let codes: std::collections::HashSet<String> = (0..100).map(|_| code()).collect();
+        assert!(codes.len() > 98 && codes.iter().all(|code| code.len() == 8), "{codes:?}");
+    }
 }

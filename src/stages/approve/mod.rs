@@ -4,6 +4,7 @@
 //! An approval is bound to a digest of everything that is sent (`digest.rs`). The request is refused until a person has
 //! decided, and the client repeats it. The ledger finds an approval and uses it up in the same step.
 
+mod command;
 mod digest;
 mod facts;
 mod notices;
@@ -15,6 +16,7 @@ use http::Request;
 use http_body::Body;
 use tokio::time::timeout_at;
 
+pub use self::command::{summary as command_summary, use_for_command};
 pub use self::facts::{BoundFacts, FactStore};
 pub use self::notices::{NoticeReceiver, Notices};
 use super::authorize::{Grant, RevocationCheck};
@@ -116,18 +118,23 @@ async fn use_approval(
     let new = new_approval(&grant, digest, expires, record);
     let answer = ledger.ask(new.clone(), Millis::now()).await;
     if let Ok(ApprovalAnswer::Pending(id)) = &answer {
-        if !pending.facts.has(id) {
-            let is_url_whole = record.has_whole_path();
-            let facts = BoundFacts::of(&grant, &parts, content, digest, (record, is_url_whole)).await;
-            pending.facts.keep(id, &new.execution, facts);
-        }
-        // A client repeats its request, and the operator is told once.
-        if *id == new.id {
-            pending.notices.tell(new);
-        }
+        let is_target_shown = new.shows(grant.method().as_str(), &whole_url(&grant));
+        let facts = BoundFacts::of(&grant, &parts, content, digest, (record, is_target_shown));
+        note_pending(pending, new, id, facts).await;
     }
     decide(answer, record)?;
     Ok(Approved { grant, request: Request::from_parts(parts, body), approval_used: true })
+}
+
+/// Keeps the facts of a pending approval, and tells the operator of a new one.
+async fn note_pending(pending: &PendingApprovals, new: Approval, id: &str, facts: impl Future<Output = BoundFacts>) {
+    if !pending.facts.has(id) {
+        pending.facts.keep(id, &new.execution, facts.await);
+    }
+    // A client repeats its request, and the operator is told once.
+    if id == new.id {
+        pending.notices.tell(new);
+    }
 }
 
 /// Returns the complete body.
@@ -139,6 +146,14 @@ fn complete_body(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap
         // The body was not buffered, because no approval was required at that point. If the client retries, it is.
         None => Err(Fail::Draining.into()),
     }
+}
+
+/// Returns the URL of a request without its query, in the form of the log.
+fn whole_url(grant: &Grant) -> String {
+    let target = grant.admitted().target();
+    let (scheme, host) = (target.scheme(), target.host());
+    let port = if target.port() == scheme.default_port() { String::new() } else { format!(":{}", target.port()) };
+    format!("{}://{host}{port}{}", scheme.as_str(), grant.path().path())
 }
 
 fn new_approval(grant: &Grant, digest: [u8; 32], expires: Duration, record: &mut Record) -> Approval {

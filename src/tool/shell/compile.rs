@@ -571,6 +571,6 @@ pub(super) fn check_argument(sandbox: &Sandbox, verb: &str, index: usize, text: 
     }
 }
 
-fn blacklisted(pattern: &str) -> String {
+pub(super) fn blacklisted(pattern: &str) -> String {
     format!("an argument contains '{}', which no argument of any verb may contain", messages::name(pattern))
 }

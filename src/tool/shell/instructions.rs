@@ -84,5 +84,14 @@ fn of_sandbox(sandbox: &Sandbox) -> String {
             sandbox.programs.shown(Purpose::Script)
         ));
     }
+    if let Some(shell) = sandbox.served_shell() {
+        let network =
+            if sandbox.shell_network(shell) { "It has the network, through the proxy." } else { "It has no network." };
+        text.push_str(&format!(
+            "A shell runs {{\"resourceId\":\"{}\",\"shellType\":\"Bash\",\"command\":\"<text>\"}} here, with the workspace as its directory. \
+             The user approves each command, so use it only where nothing else will do. {network} A command is printable ASCII.\n",
+            shell.resource
+        ));
+    }
     text
 }

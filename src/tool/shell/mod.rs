@@ -16,6 +16,7 @@ mod command;
 mod compile;
 #[cfg(target_os = "linux")]
 mod confinement;
+mod dangerous;
 #[cfg(target_os = "linux")]
 mod executor;
 #[cfg(target_os = "linux")]
@@ -40,6 +41,7 @@ mod tool_sandbox;
 mod workspace;
 
 pub use self::command::{SandboxArgs, SandboxCommand};
+pub(super) use self::dangerous::run as run_command;
 #[cfg(target_os = "linux")]
 use self::executor::Executor;
 #[cfg(target_os = "linux")]
@@ -73,6 +75,15 @@ pub fn run_program(is_first: bool) -> std::process::ExitCode {
     programs::main(is_first)
 }
 
+/// Returns the reason why nothing runs in a sandbox whose signature does not hold.
+fn why_unsigned(sandbox: &sandbox::Sandbox) -> Option<String> {
+    let why = sandbox.unsigned.as_ref()?;
+    let name = sandbox.name();
+    Some(format!(
+        "sandbox '{name}' is not run: {why}; ask the user to check it and to sign it with exeat-tools sandbox sign"
+    ))
+}
+
 /// Compiles and runs a script in the named sandbox, or in the task's own, which has no directory. `None` if there is no such sandbox.
 pub(super) async fn run(
     script: &Value,
@@ -91,10 +102,7 @@ pub(super) async fn run(
         let text = "the resourceId is not that of this sandbox; ask the user for the right one";
         return Some(denied(context.proxy, NAME, text).await);
     }
-    if let Some(why) = &sandbox.unsigned {
-        let text = format!(
-            "sandbox '{name}' is not run: {why}; ask the user to check it and to sign it with exeat-tools sandbox sign"
-        );
+    if let Some(text) = why_unsigned(sandbox) {
         return Some(denied(context.proxy, NAME, &text).await);
     }
     Some(match compile::compile(script, sandbox) {

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::Value;
 
 use super::blacklist::Blacklist;
-use super::programs::Programs;
+use super::programs::{Programs, why_no_shell};
 use super::signature::{SignatureError, SigningKey};
 use super::{sandbox_file, table};
 use crate::tool::pack::Pack;
@@ -33,6 +33,14 @@ pub(super) struct Closed {
     network: Option<String>,
     files: Option<String>,
     programs: Option<String>,
+}
+
+impl Closed {
+    /// Returns the reason why no program may be run, if there is one.
+    pub(super) fn why_no_programs(&self) -> Option<&str> {
+        let all = self.all.then_some("the pack calls no tools");
+        all.or(self.programs.as_deref())
+    }
 }
 
 /// How the processes of scripts are started.
@@ -59,9 +67,24 @@ pub(super) struct Sandbox {
     pub(super) blacklist: Blacklist,
     /// The programs that `ProcRun` runs.
     pub(super) programs: Programs,
+    /// The dangerous shell, if the operator has configured it.
+    pub(super) shell: Option<Shell>,
     /// The reason why its signature does not hold.
     pub(super) unsigned: Option<String>,
     pub(super) closed: Closed,
+}
+
+/// The dangerous shell of a sandbox: each of its commands needs a person's approval.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shell {
+    /// The `resourceId` of its calls.
+    pub(super) resource: String,
+    /// Commands reach the network, through the proxy.
+    pub(super) network: bool,
+    /// The time of a command, in seconds.
+    pub(super) timeout: u32,
+    /// The SHA-256 of the statement about the sandbox.
+    pub(super) statement: String,
 }
 
 /// The sandboxes that are registered for a run.
@@ -241,6 +264,19 @@ impl Sandboxes {
         &self.all
     }
 
+    /// Returns the sandbox whose shell has this `resourceId`.
+    pub(super) fn with_shell(&self, resource: &str) -> Option<(&Sandbox, &Shell)> {
+        let shell = |sandbox: &Sandbox| {
+            sandbox.shell.as_ref().is_some_and(|shell| shell.resource.eq_ignore_ascii_case(resource))
+        };
+        let sandbox = self.all.iter().find(|sandbox| shell(sandbox))?;
+        Some((sandbox, sandbox.shell.as_ref()?))
+    }
+
+    pub(super) fn confinement(&self) -> Option<&Confinement> {
+        self.confinement.as_ref()
+    }
+
     pub(super) fn named(&self, name: &str) -> Option<(&Sandbox, &Confinement)> {
         let sandbox = self.all.iter().find(|sandbox| sandbox.name == name)?;
         Some((sandbox, self.confinement.as_ref()?))
@@ -284,6 +320,7 @@ impl Sandbox {
             fragments: BTreeMap::new(),
             blacklist: Blacklist::default(),
             programs: Programs::default(),
+            shell: None,
             unsigned: None,
             closed: Closed::default(),
         }
@@ -346,6 +383,17 @@ impl Sandbox {
 
     pub(super) fn blacklist(&self) -> &[String] {
         self.blacklist.patterns()
+    }
+
+    /// Returns the dangerous shell, if its commands can be run here once they are approved.
+    pub(super) fn served_shell(&self) -> Option<&Shell> {
+        let is_closed = self.closed.why_no_programs().is_some() || why_no_shell().is_some();
+        self.shell.as_ref().filter(|_| !is_closed)
+    }
+
+    /// Returns whether commands of the dangerous shell reach the network.
+    pub(super) fn shell_network(&self, shell: &Shell) -> bool {
+        shell.network && self.closed.network.is_none()
     }
 
     /// Returns the reason why a verb is not served here, if it is not.

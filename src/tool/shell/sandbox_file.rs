@@ -1,6 +1,7 @@
 //! The file of sandboxes (`exeat-tools turn --sandboxes FILE`), in TOML.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -10,7 +11,7 @@ use super::blacklist::Blacklist;
 use super::compile::RESERVED;
 use super::front_end;
 use super::programs::{GitEntry, Programs, TemplateEntry, Vocabularies};
-use super::sandbox::{Sandbox, SandboxError, is_name};
+use super::sandbox::{Sandbox, SandboxError, Shell, is_name};
 use super::script::{Problems, read_all};
 use super::signature::{self, SigningKey, Statement};
 
@@ -48,7 +49,31 @@ struct Entry {
     /// Directories of the machine that programs can read, besides those of the system.
     #[serde(default)]
     read_only: Vec<PathBuf>,
+    /// The dangerous shell.
+    shell: Option<ShellEntry>,
 }
+
+/// The dangerous shell, as written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShellEntry {
+    /// The `resourceId` of its calls.
+    resource: String,
+    #[serde(default)]
+    network: bool,
+    /// The time of a command, in seconds.
+    #[serde(default = "usual_timeout")]
+    timeout: u32,
+}
+
+fn usual_timeout() -> u32 {
+    300
+}
+
+/// The length of a GUID in groups, which calls have.
+const GUID: usize = 36;
+/// The times that a command can have, in seconds.
+const TIMEOUT: RangeInclusive<u32> = 1..=3600;
 
 /// A sandbox of a file.
 pub(super) struct Registered {
@@ -82,6 +107,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Registered>, SandboxError> {
         .map_err(|error| wrong(format!("{error}\na file has [sandboxes.NAME] with directory = \"…\"")))?;
     let raw: Value = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let base = file.parent().unwrap_or(Path::new(""));
+    let mut shells = BTreeSet::new();
     let sandbox = |(name, entry): (String, Entry)| {
         let at = |key: &str, problem: &str| wrong(format!("sandboxes.{name}.{key}: {problem}"));
         if !is_name(&name) {
@@ -101,6 +127,22 @@ pub(super) fn read(file: &Path) -> Result<Vec<Registered>, SandboxError> {
         }
         if entry.resource.as_ref().is_some_and(|resource| uuid::Uuid::try_parse(resource).is_err()) {
             return Err(at("resource", "it is no GUID"));
+        }
+        if let Some(shell) = &entry.shell {
+            let resource = shell.resource.to_ascii_lowercase();
+            if uuid::Uuid::try_parse(&resource).is_err() || resource.len() != GUID {
+                return Err(at("shell.resource", "it is no GUID"));
+            }
+            if !TIMEOUT.contains(&shell.timeout) {
+                return Err(at("shell.timeout", "it is a number of seconds from 1 to 3600"));
+            }
+            if let Some(variable) = entry.env.keys().find(|variable| is_of_shell(variable)) {
+                let problem = "a shell, or a program that it starts, would run what this variable says";
+                return Err(at(&format!("env.{variable}"), problem));
+            }
+            if !shells.insert(resource) {
+                return Err(at("shell.resource", "the shell of another sandbox has it"));
+            }
         }
         for (fragment, operations) in &entry.fragments {
             let mut problems = Problems::default();
@@ -125,6 +167,13 @@ pub(super) fn read(file: &Path) -> Result<Vec<Registered>, SandboxError> {
         sandbox.fragments = entry.fragments;
         sandbox.blacklist = blacklist;
         sandbox.programs = programs;
+        let statement_sha256 = statement.sha256();
+        sandbox.shell = entry.shell.map(|ShellEntry { resource, network, timeout }| Shell {
+            resource,
+            network,
+            timeout,
+            statement: statement_sha256,
+        });
         Ok(Registered { sandbox, entry: raw, statement })
     };
     document.sandboxes.into_iter().map(sandbox).collect()
@@ -138,6 +187,13 @@ fn has_null(value: &Value) -> bool {
         Value::Object(all) => all.values().any(has_null),
         _ => false,
     }
+}
+
+/// Returns whether a variable changes what a shell runs.
+fn is_of_shell(name: &str) -> bool {
+    let all = ["BASHOPTS", "CDPATH", "ENV", "GLOBIGNORE", "IFS", "PATH", "PROMPT_COMMAND", "SHELL", "SHELLOPTS"];
+    let beginnings = ["BASH_", "GIT_", "LD_", "PS"];
+    all.contains(&name) || beginnings.iter().any(|beginning| name.starts_with(beginning))
 }
 
 fn is_variable(name: &str) -> bool {
@@ -195,6 +251,29 @@ mod tests {
                 "sandboxes.w.fragments.f: operation 1: unknown verb",
             ),
             ("[sandboxes.w]\ndirectory = \"work\"\nblacklist = [\"x\"]\n", "sandboxes.w.blacklist"),
+            ("[sandboxes.w]\ndirectory = \"work\"\nshell = {}\n", "resource"),
+            (
+                "[sandboxes.w]\ndirectory = \"work\"\nshell = { resource = \"x\" }\n",
+                "sandboxes.w.shell.resource: it is no GUID",
+            ),
+            (
+                "[sandboxes.w]\ndirectory = \"work\"\nshell = { resource = \"6f9619ff-8b86-d011-b42d-00cf4fc964ff\", timeout = 3601 }\n",
+                "sandboxes.w.shell.timeout",
+            ),
+            (
+                "[sandboxes.w]\ndirectory = \"work\"\nshell = { resource = \"6f9619ff-8b86-d011-b42d-00cf4fc964ff\", types = [] }\n",
+                "unknown field",
+            ),
+            (
+                "[sandboxes.w]\ndirectory = \"work\"\nenv = { BASH_ENV = \"/workspace/x\" }\n\
+                 shell = { resource = \"6f9619ff-8b86-d011-b42d-00cf4fc964ff\" }\n",
+                "sandboxes.w.env.BASH_ENV",
+            ),
+            (
+                "[sandboxes.v]\ndirectory = \"work\"\nshell = { resource = \"6f9619ff-8b86-d011-b42d-00cf4fc964ff\" }\n\
+                 [sandboxes.w]\ndirectory = \"work\"\nshell = { resource = \"6F9619ff-8b86-d011-b42d-00cf4fc964ff\" }\n",
+                "sandboxes.w.shell.resource: the shell of another sandbox has it",
+            ),
         ] {
             let error = of(text).err().unwrap_or_default();
             assert!(error.contains(want), "{text}: {error}");

@@ -11,6 +11,7 @@ use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::sandbox::places;
@@ -74,6 +75,11 @@ impl Statement {
         // Members are sorted, so the text is the same however the file is written.
         let text = json!({ "exeat": "sandbox", "version": 1, "name": name, "directory": path, "entry": entry });
         Ok(Self { name: name.to_owned(), text: text.to_string(), directory: directory.to_owned() })
+    }
+
+    /// Returns the SHA-256 of all that a sandbox is, in hex.
+    pub(super) fn sha256(&self) -> String {
+        files::hex(&Sha256::digest(&self.text))
     }
 }
 

@@ -9,8 +9,8 @@ pub(super) enum Action {
     Tool { name: String, input: Value },
     /// A script of mk8.shell.
     Script { resource: String, sandbox: String, script: Value },
-    /// A command line for an interpreter. It is not kept.
-    Shell,
+    /// A command line for an interpreter.
+    Shell { resource: String, shell: String, command: String },
     /// A transcription from an audio device.
     Transcription,
     /// An action that is not implemented, with its name if known.
@@ -140,7 +140,9 @@ pub(super) fn read(payload: &Value) -> Result<Action, String> {
         Kind::Script => {
             Action::Script { resource: owned("resourceId"), sandbox: owned("sandboxId"), script: value("script") }
         }
-        Kind::Shell => Action::Shell,
+        Kind::Shell => {
+            Action::Shell { resource: owned("resourceId"), shell: owned("shellType"), command: owned("command") }
+        }
         Kind::Transcription => match text("action") {
             None => Action::Transcription,
             Some(name) => Action::Stub(Some(among(&HEARING, name).ok_or_else(expected)?)),
@@ -191,7 +193,10 @@ mod tests {
         let stub = |name| Ok(Action::Stub(name));
         let rows = [
             (json!({"tool": "http_get"}), Ok(Action::Tool { name: "http_get".to_owned(), input: Value::Null })),
-            (json!({"resourceId": GUID, "shellType": "Bash", "command": "id"}), Ok(Action::Shell)),
+            (
+                json!({"resourceId": GUID, "shellType": "Bash", "command": "id"}),
+                Ok(Action::Shell { resource: GUID.to_owned(), shell: "Bash".to_owned(), command: "id".to_owned() }),
+            ),
             (json!({"targetId": GUID, "transcriptionModelId": GUID, "language": "en"}), Ok(Action::Transcription)),
             (json!({}), stub(None)),
             (json!({"targetId": GUID}), stub(None)),

@@ -3,6 +3,7 @@
 use http::Method;
 use serde_json::Value;
 
+use crate::model::shell_command::SHELL_TOOL;
 use crate::model::target::Target;
 use crate::tool::messages;
 use crate::tool::outcome::State;
@@ -38,6 +39,11 @@ pub(super) fn after_pending() -> VerbResult {
 }
 
 fn held(approval: &Value) -> String {
+    if approval.get("tool").and_then(Value::as_str) == Some(SHELL_TOOL) {
+        return "not run: a command of the dangerous shell awaits the operator's decision and must be decided first; tell the user, and call \
+                nothing until then"
+            .to_owned();
+    }
     let text = |member: &str| messages::name(approval.get(member).and_then(Value::as_str).unwrap_or("?"));
     let url = approval.get("url").and_then(Value::as_str).and_then(|url| url.parse().ok());
     let host = url

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use serde_json::Value;
 
+use super::unique;
+
 /// Maximum number of calls in one message.
 const MAX_CALLS: usize = 256;
 /// Maximum length of an id, in characters.
@@ -33,7 +35,7 @@ pub(super) enum Malformed {
     Behind,
     #[error("the id is not 1 to {MAX_ID} visible ASCII characters without '[' and ']'")]
     Id,
-    #[error("what follows the id is not valid JSON")]
+    #[error("what follows the id is not valid JSON, or has a member twice")]
     Json,
     #[error("no JSON object follows the id on its line")]
     NoObject,
@@ -98,7 +100,7 @@ fn block(text: &str) -> Option<(&str, Result<Value, Malformed>, usize)> {
         return Some((id, Err(Malformed::Unbalanced), first.len()));
     };
     let behind = line(behind);
-    let payload = match serde_json::from_str(object) {
+    let payload = match unique::from_str(object) {
         _ if !behind.trim().is_empty() => Err(Malformed::Behind),
         Ok(payload) => Ok(payload),
         Err(_) => Err(Malformed::Json),

@@ -136,8 +136,9 @@ async fn an_operator_sees_what_a_decision_is_bound_to() {
     assert!(!shown.to_string().contains(KEY) && !bound.to_string().contains("proxy-authorization"), "{bound:#}");
     // The list and the client's own answer do not have it.
     assert!(lab.approvals().await.iter().all(|one| one.get("bound").is_none()));
-    let own = lab.get(&format!("http://{}/v1/self/approvals/{id}", lab.proxy)).await;
-    assert!(own.problem().get("bound").is_none(), "{own:?}");
+    let own = Request::builder().uri(format!("/v1/self/approvals/{id}")).header("host", lab.proxy.to_string());
+    let own = lab.send(own.header("proxy-authorization", auth()).body(empty()).unwrap()).await;
+    assert!(own.status == 200 && own.problem()["id"] == *id && own.problem().get("bound").is_none(), "{own:?}");
 
     let large = post(&lab, &[], "é".repeat(50_000).into_bytes()).await;
     let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{large}"), "").await;
@@ -155,6 +156,39 @@ async fn an_operator_sees_what_a_decision_is_bound_to() {
     let lab = lab.restarted().await;
     let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{id}"), "").await;
     assert_eq!((&shown["bound"], &shown["state"]), (&Value::Null, &json!("pending")));
+}
+
+/// A value of another task is masked for the operator too, who is told that not all is shown. Neither is a field that is not text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_masked_request_is_not_shown_as_complete() {
+    const OTHER: &str = "another-tasks-value-9f3c71d0";
+    let builder = LabBuilder::new().await;
+    let origin = builder.origin("api.test").await;
+    std::fs::write(builder.dir.path().join("other"), OTHER).unwrap();
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n{}[credentials.OTHER]\nauth_type = \"bearer\"\nvalue = \"file:other\"\n\
+         domains = [\"api.test\"]\n[tasks.other]\nintegrations = [\"api\"]\ncredentials = [\"OTHER\"]\n",
+        config(origin.port(), REQUIRED)
+    );
+    let lab = builder.proxy(&text).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let bound = async |query: &str, field: &[u8], body: &str| {
+        let request = lab.absolute("POST", &format!("{url}{query}")).header("x-note", field);
+        let id = pending(&lab.send(request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()).await);
+        let (_, shown) = lab.admin("GET", &format!("/v1/approvals/{id}"), "").await;
+        assert!(!shown.to_string().contains(OTHER), "{shown}");
+        shown["bound"].clone()
+    };
+    let whole = bound("?a=b", b"note", "text").await;
+    assert_eq!((&whole["is_complete"], &whole["body"]["is_whole"]), (&json!(true), &json!(true)), "{whole:#}");
+    for (query, field, body) in
+        [(OTHER, &b"note"[..], "text"), ("", OTHER.as_bytes(), "text"), ("", b"note", OTHER), ("", b"\xff", "text")]
+    {
+        let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+        let bound = bound(&query, field, body).await;
+        assert_eq!(bound["is_complete"], false, "{bound:#}");
+        assert_eq!(bound["body"]["is_whole"], body != OTHER, "{bound:#}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,7 +84,19 @@ async function main() {
     const more = Array.from({ length: 160 }, (_, n) => ({ ...hostileLines[0], id: `${next + n}`, host: `h${n}.test`, path: '/' }));
     route.fulfill({ json: { lines: [...more, ...hostileLines], next, skipped } });
   });
-  await page.route('**/v1/approvals?state=pending', route => route.fulfill({ json: [{ id: 'x', expires_at: '2099-01-01T00:00:00Z' }] }));
+  await page.route('**/v1/approvals?state=pending', route => route.fulfill({
+    json: ['x', 'y'].map(id => ({ id, execution: id, expires_at: '2099-01-01T00:00:00Z' })),
+  }));
+  const command = [...Array(40).keys()].map(n => `echo ${n} ${'-'.repeat(n * 10)} "><script>0</script>`).join('\n');
+  await page.route('**/v1/approvals/y', route => route.fulfill({
+    json: {
+      id: 'y', task: 't', execution: 'y', tool: 'dangerous_shell', method: 'RUN', url: 'sandbox:work', expires_at: '2099-01-01T00:00:00Z',
+      bound: {
+        digest: 'd', code: 'c', query: null, is_complete: true, credentials: [], fields: [['network', 'none']],
+        body: { bytes: command.length, sha256: 's', text: command, is_whole: true }, trailers: [],
+      },
+    },
+  }));
   await page.route('**/v1/approvals/x', route => route.fulfill({
     json: {
       id: 'x', task: HOSTILE, execution: HOSTILE, tool: HOSTILE, method: HOSTILE, url: HOSTILE, expires_at: '2099-01-01T00:00:00Z',
@@ -104,8 +116,14 @@ async function main() {
   // No policy explains such a request (422), and the browser writes that to its console.
   await page.locator('#detail').waitFor({ state: 'hidden' });
   problems.splice(0, problems.length, ...problems.filter(problem => !problem.includes('422')));
+  // A command is shown line by line, without scrolling.
+  const shell = page.locator('.approval').filter({ hasText: 'RUN sandbox:work' });
+  await shell.getByText('network: none').waitFor();
+  assert.deepEqual(await shell.locator('ol li').allTextContents(), command.split('\n'));
+  assert(await shell.locator('ol').evaluate(list => list.scrollHeight <= list.clientHeight + 1 && list.scrollWidth <= list.clientWidth + 1));
+  assert.equal(await shell.locator('dt').filter({ hasText: 'credentials' }).count(), 0);
   // What is not shown whole is approved by two clicks.
-  await page.getByText('A part of the request is too long to be shown').waitFor();
+  await page.getByText('A part of the request is masked, hashed, too long to be shown').waitFor();
   await page.locator('.approval').filter({ hasText: 'window.hacked' }).getByRole('button', { name: /^Approve once/ }).click();
   await page.getByText('Approve once, although not all of it is shown').waitFor();
   await page.mouse.move(1, 1);

@@ -1,6 +1,7 @@
 //! The tool front-end, and tool calls at the proxy.
 
 pub mod agent_loops;
+pub mod dangerous_shell;
 pub mod error_texts;
 pub mod front_end;
 pub mod hostile_model;

@@ -58,6 +58,8 @@ pub(super) struct Setup {
     /// The certificate of the proxy's CA, in PEM.
     pub(super) ca: Option<String>,
     pub(super) network: bool,
+    /// The program may be the shell.
+    pub(super) is_shell: bool,
     pub(super) allow_unconfined: bool,
 }
 
@@ -142,7 +144,7 @@ fn run_program() -> Result<ExitStatus, Told> {
         syscalls::deny(false, false).map_err(failed("filtering system calls"))?;
         seccomp::deny(libc::EPERM, syscalls::mount_rules()).map_err(failed("filtering system calls"))?;
         deny_privileged_files().map_err(failed("filtering system calls"))?;
-        let program = found(&setup.program)?;
+        let program = if setup.is_shell { shell().ok_or_else(no_shell)? } else { found(&setup.program)? };
         let mut command = Command::new(program);
         command.arg0(&setup.program).args(&setup.args).env_clear().envs(setup.environment);
         // Signals to its own group stay here.
@@ -227,6 +229,15 @@ fn limit() -> io::Result<()> {
         setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
     }
     Ok(())
+}
+
+/// Finds the shell.
+pub(in super::super) fn shell() -> Option<PathBuf> {
+    PATH.into_iter().map(|directory| Path::new(directory).join(template::SHELL)).find(|path| path.is_file())
+}
+
+fn no_shell() -> IsolationError {
+    IsolationError(format!("{} is not installed", template::SHELL))
 }
 
 /// Finds a program. A name that leads to an interpreter is refused, too.

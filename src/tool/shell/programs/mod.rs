@@ -24,6 +24,14 @@ pub(super) use self::template::{Command, TemplateEntry, Vocabularies};
 use self::template::{CommandTemplate, Mismatch, check_program};
 use crate::tool::messages;
 
+/// Returns the reason why the dangerous shell cannot be started on this machine, if there is one.
+pub(super) fn why_no_shell() -> Option<String> {
+    #[cfg(target_os = "linux")]
+    return inside::shell().is_none().then(|| format!("{} is not installed", template::SHELL));
+    #[cfg(not(target_os = "linux"))]
+    return Some("the dangerous shell runs on Linux only".to_owned());
+}
+
 /// The programs of a sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Programs {

@@ -131,6 +131,7 @@ async fn start(
         places: command.places,
         ca,
         network,
+        is_shell: command.is_shell,
         allow_unconfined: confinement.allow_unconfined,
     };
     let (control, other) = socket_pair().map_err(text)?;

@@ -120,6 +120,9 @@ const NEVER: &[&str] = &[
     "zsh",
 ];
 
+/// The dangerous shell.
+pub(super) const SHELL: &str = "bash";
+
 /// The words of lists, by name.
 pub(in super::super) type Vocabularies = BTreeMap<String, Vec<String>>;
 
@@ -253,9 +256,18 @@ pub(in super::super) struct Command {
     /// Paths beneath the workspace that it writes to, or works in.
     pub(super) places: Vec<String>,
     pub(super) network: bool,
+    /// It is a text for the shell, which a person has approved.
+    pub(super) is_shell: bool,
 }
 
 impl Command {
+    /// Returns the command of a shell that runs a text.
+    #[cfg(target_os = "linux")]
+    pub(in super::super) fn shell(text: &str, network: bool) -> Self {
+        let args = ["-c", "--", text].map(str::to_owned).into();
+        Self { program: SHELL.to_owned(), args, places: Vec::new(), network, is_shell: true }
+    }
+
     /// Returns the program and its arguments.
     #[cfg(target_os = "linux")]
     pub(in super::super) fn into_words(self) -> Vec<String> {
@@ -385,8 +397,13 @@ impl CommandTemplate {
     pub(super) fn matched(&self, given: &[String], vocabularies: &Vocabularies) -> Result<Command, Mismatch> {
         let not_the_word = |at, why| Mismatch { at, is_value: false, why };
         let program = self.program();
-        let mut command =
-            Command { program: program.to_owned(), args: Vec::new(), places: Vec::new(), network: self.network };
+        let mut command = Command {
+            program: program.to_owned(),
+            args: Vec::new(),
+            places: Vec::new(),
+            network: self.network,
+            is_shell: false,
+        };
         let mut at = 0_usize;
         let next = |at: usize| given.get(at).map(String::as_str);
         let take = |command: &mut Command, kind: &Kind, at: usize, value: &str| {
