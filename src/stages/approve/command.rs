@@ -21,8 +21,8 @@ const METHOD: &str = "RUN";
 /// Separates this digest from all other hashes.
 const DOMAIN: &[u8] = b"exeat command approval 1";
 
-/// Returns the command for a line of a log, and what it can reach. Values are masked before line feeds are escaped, which hides them no
-/// less from the eye.
+/// Returns the command for a line of a log, and what it can reach. Values are masked before line feeds are escaped, so that those with
+/// line feeds are found.
 #[must_use]
 pub fn summary(command: &ShellCommand, record: &Record) -> String {
     summary_of(command, &record.redact(&command.command))

@@ -362,7 +362,7 @@ async fn the_command_line_approves_a_command_only_with_its_code() {
     ] {
         let (status, text) = run(args).await;
         assert!(status == 1 && text.contains(want), "{args:?}: {text}");
-        assert_eq!(lab.waiting().await, [id.clone()], "{args:?}");
+        assert_eq!(lab.waiting().await, std::slice::from_ref(&id), "{args:?}");
     }
     let (status, text) = run(&["approve", &id, "--code", &code]).await;
     assert!(status == 0 && text.contains("is approved"), "{text}");

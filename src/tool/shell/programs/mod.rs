@@ -27,9 +27,10 @@ use crate::tool::messages;
 /// Returns the reason why the dangerous shell cannot be started on this machine, if there is one.
 pub(super) fn why_no_shell() -> Option<String> {
     #[cfg(target_os = "linux")]
-    return inside::shell().is_none().then(|| format!("{} is not installed", template::SHELL));
+    let is_there = inside::shell().is_some();
     #[cfg(not(target_os = "linux"))]
-    return Some("the dangerous shell runs on Linux only".to_owned());
+    let is_there = false;
+    (!is_there).then(|| format!("{} cannot be run on this machine", template::SHELL))
 }
 
 /// The programs of a sandbox.

@@ -262,7 +262,6 @@ pub(in super::super) struct Command {
 
 impl Command {
     /// Returns the command of a shell that runs a text.
-    #[cfg(target_os = "linux")]
     pub(in super::super) fn shell(text: &str, network: bool) -> Self {
         let args = ["-c", "--", text].map(str::to_owned).into();
         Self { program: SHELL.to_owned(), args, places: Vec::new(), network, is_shell: true }
