@@ -189,6 +189,11 @@ async fn a_masked_request_is_not_shown_as_complete() {
         assert_eq!(bound["is_complete"], false, "{bound:#}");
         assert_eq!(bound["body"]["is_whole"], body != OTHER, "{bound:#}");
     }
+    // In the path, and in one whose end is cut because the log and the ledger store so many bytes of a URL only.
+    for path in [OTHER.to_owned(), "x".repeat(2_040), format!("{}{OTHER}", "x".repeat(2_040))] {
+        assert_eq!(bound(&path, b"note", "text").await["is_complete"], false, "{path}");
+    }
+    assert_eq!(bound(&"x".repeat(1_900), b"note", "text").await["is_complete"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -783,6 +788,8 @@ async fn a_webhook_is_approved_under_its_hosts_integration() {
     let shown = lab.approvals().await.remove(0)["url"].as_str().unwrap().to_owned();
     assert!(shown.starts_with(&format!("https://hooks.test:{}/sha256:", origin.port())), "{shown}");
     assert!(!shown.contains("services"), "{shown}");
+    let (_, whole) = lab.admin("GET", &format!("/v1/approvals/{id}"), "").await;
+    assert_eq!(whole["bound"]["is_complete"], false, "a hash is not the path: {whole:#}");
     lab.approve(&id).await;
     assert_eq!(send().await.status, 200);
 }
