@@ -133,7 +133,8 @@ fn whole(approval: &Value) -> Option<String> {
     let lines = if shown.is_empty() { 0 } else { shown.split('\n').count() };
     let (bytes, sha256) = (body.get("bytes")?.as_u64()?, execution::text(body, "sha256").unwrap_or_default());
     let name = if is_command(approval) { "command" } else { "body" };
-    row(name, &format!("{lines} lines above, {bytes} bytes, sha256 {sha256}"));
+    let ending = if lines == 1 { "" } else { "s" };
+    row(name, &format!("{lines} line{ending} above, {bytes} bytes, sha256 {sha256}"));
     let all = if is_complete(bound) {
         "all of it"
     } else {

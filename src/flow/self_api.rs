@@ -40,6 +40,7 @@ use crate::stages::identify::Caller;
 use crate::stages::limit::redact::TextRedactor;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
+use crate::stages::scan_limit::ScanPermit;
 use crate::stages::throttle::CountedCall;
 use crate::tls::probe::Certificate;
 
@@ -315,12 +316,7 @@ impl SelfRequest<'_> {
 
     /// Stores a call that the client refused itself, as reported by the client.
     async fn report(&self, head: &Parts, body: Incoming, record: &mut Record) -> Verdict<SelfReply> {
-        if head.headers.contains_key(CONTENT_ENCODING) {
-            return Err(Deny::ContentCodingUnsupported.into());
-        }
-        let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.transfer_counts()).await?;
-        let permit = self.services.body_budget.scan_limit(self.caller.execution()).acquire().await?;
-        self.scan(&body, record)?;
+        let (body, permit) = self.scanned_body(head, body, record).await?;
         let report: ToolCallReport = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
         for text in report.texts() {
             self.scan(text.as_bytes(), record)?;
@@ -340,6 +336,17 @@ impl SelfRequest<'_> {
         drop(permit);
         self.services.ledger.record(self.caller.execution(), stored).await.map_err(unavailable)?;
         Ok(reply)
+    }
+
+    /// Reads a complete body, and scans it. The permit is for further scans of what is in it.
+    async fn scanned_body(&self, head: &Parts, body: Incoming, record: &mut Record) -> Verdict<(Bytes, ScanPermit)> {
+        if head.headers.contains_key(CONTENT_ENCODING) {
+            return Err(Deny::ContentCodingUnsupported.into());
+        }
+        let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.transfer_counts()).await?;
+        let permit = self.services.body_budget.scan_limit(self.caller.execution()).acquire().await?;
+        self.scan(&body, record)?;
+        Ok((body, permit))
     }
 
     fn scan(&self, text: &[u8], record: &mut Record) -> Verdict<()> {

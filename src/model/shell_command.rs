@@ -70,10 +70,11 @@ pub fn is_readable(command: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn command() -> ShellCommand {
+    /// Returns a valid command.
+    pub(crate) fn command() -> ShellCommand {
         ShellCommand {
             command: "ls -l | wc\n".to_owned(),
             sandbox: "work".to_owned(),

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use hyper::body::Incoming;
 use serde_json::json;
 
-use super::{KIND, SelfReply, SelfRequest, read_body};
+use super::{SelfReply, SelfRequest};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::shell_command::ShellCommand;
@@ -20,12 +19,7 @@ impl SelfRequest<'_> {
     /// Answers whether a person has approved this command, once.
     pub(super) async fn command(&self, head: &Parts, body: Incoming, record: &mut Record) -> Verdict<SelfReply> {
         self.time_to_decide(record)?;
-        if head.headers.contains_key(CONTENT_ENCODING) {
-            return Err(Deny::ContentCodingUnsupported.into());
-        }
-        let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.transfer_counts()).await?;
-        let permit = self.services.body_budget.scan_limit(self.caller.execution()).acquire().await?;
-        self.scan(&body, record)?;
+        let (body, permit) = self.scanned_body(head, body, record).await?;
         let command: ShellCommand = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
         for text in command.texts() {
             self.scan(text.as_bytes(), record)?;

@@ -103,18 +103,7 @@ pub async fn use_for_command(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn command() -> ShellCommand {
-        ShellCommand {
-            command: "ls -l | wc\n".to_owned(),
-            sandbox: "work".to_owned(),
-            directory: "/home/a".to_owned(),
-            network: false,
-            timeout_s: 60,
-            read_only: vec!["/opt/a".to_owned()],
-            statement: "0".repeat(64),
-        }
-    }
+    use crate::model::shell_command::tests::command;
 
     #[test]
     fn the_digest_has_all_parts() {

@@ -39,7 +39,7 @@ const PORTION: usize = 512 * 1024;
 pub struct BoundFacts {
     /// The digest of all parts, in hex.
     digest: String,
-    /// What `exeat approve --code` takes: random, so that nobody but a reader of these facts knows it.
+    /// The code for `exeat approve --code`: random, so that nobody but a reader of these facts knows it.
     code: String,
     /// Whether all of it is shown as it is, the method and the URL included: nothing is masked, cut, hashed or invisible.
     is_complete: bool,
